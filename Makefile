@@ -21,7 +21,7 @@ lint: .venv/.ok
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(CODE)
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 format: .venv/.ok
 	$(BIN)/ruff format .

@@ -1,0 +1,65 @@
+"""Shared options and fixtures.
+
+`-m 'not torch ...'` runs the torch-free tests without torch: files whose `pytestmark` says that
+they need it are not imported, and importing torch from any other test is an error.
+"""
+
+import os
+import re
+import sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.goldens import Golden
+
+NEEDS_TORCH = {"torch", "gloo", "monarch", "gpu"}
+PYTESTMARK = re.compile(r"^pytestmark\s*=\s*(\[[^\]]*\]|.*)", re.MULTILINE)
+
+# A loaded machine is no defect, and CI must not fail by the luck of a draw.
+settings.register_profile("fullbore", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("fullbore")
+
+
+class NoTorch(MetaPathFinder):
+    """Refuses to import torch."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname == "torch":
+            raise ModuleNotFoundError("a torch-free test imports torch; is its mark missing?")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="rewrite the files in tests/golden to match what the tests produce",
+    )
+
+
+def is_torch_free(config: pytest.Config) -> bool:
+    return "not torch" in config.option.markexpr
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if is_torch_free(config):
+        sys.meta_path.insert(0, NoTorch())
+
+
+def marks_of_file(text: str) -> set[str]:
+    return {mark for line in PYTESTMARK.findall(text) for mark in re.findall(r"mark\.(\w+)", line)}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if collection_path.suffix != ".py" or not is_torch_free(config):
+        return None
+    return bool(marks_of_file(collection_path.read_text("utf-8")) & NEEDS_TORCH) or None
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """`golden(name, text)` compares a text with `tests/golden/<name>`."""
+    folder = request.config.rootpath / "tests" / "golden"
+    return Golden(folder, update=request.config.getoption("--update-golden"))
