@@ -39,23 +39,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def is_torch_free(config: pytest.Config) -> bool:
-    return "not torch" in config.option.markexpr
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if is_torch_free(config):
-        sys.meta_path.insert(0, NoTorch())
+def is_torch_free(markexpr: str) -> bool:
+    return "not torch" in markexpr
 
 
 def marks_of_file(text: str) -> set[str]:
     return {mark for line in PYTESTMARK.findall(text) for mark in re.findall(r"mark\.(\w+)", line)}
 
 
+def is_left_out(path: Path, markexpr: str) -> bool:
+    if path.suffix != ".py" or not is_torch_free(markexpr):
+        return False
+    return bool(marks_of_file(path.read_text("utf-8")) & NEEDS_TORCH)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if is_torch_free(config.option.markexpr):
+        sys.meta_path.insert(0, NoTorch())
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if collection_path.suffix != ".py" or not is_torch_free(config):
-        return None
-    return bool(marks_of_file(collection_path.read_text("utf-8")) & NEEDS_TORCH) or None
+    return is_left_out(collection_path, config.option.markexpr) or None
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ import re
 import tomllib
 from importlib.metadata import entry_points, metadata, requires, version
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import fullbore
-from tests.conftest import NEEDS_TORCH, NoTorch, marks_of_file, pytest_ignore_collect
+from tests.conftest import NEEDS_TORCH, NoTorch, is_left_out, marks_of_file
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -57,16 +56,10 @@ def test_marks_of_a_file_are_read_without_importing_it():
 def test_a_torch_free_run_leaves_out_files_that_need_torch(tmp_path: Path):
     path = tmp_path / "test_x.py"
     path.write_text("import torch\n\npytestmark = pytest.mark.torch\n")
-
-    def ignored(markexpr):
-        return pytest_ignore_collect(
-            path, SimpleNamespace(option=SimpleNamespace(markexpr=markexpr))
-        )
-
-    assert ignored("not gpu and not torch")
-    assert not ignored("not gpu")
+    assert is_left_out(path, "not gpu and not torch")
+    assert not is_left_out(path, "not gpu")
     path.write_text("import torch\n")
-    assert not ignored("not torch")
+    assert not is_left_out(path, "not torch")
 
 
 def test_a_torch_free_run_refuses_to_import_torch():
