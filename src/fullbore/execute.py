@@ -1,0 +1,137 @@
+"""The interpreter: runs actions, in order, against a worker.
+
+There is no other execution loop. A symbolic worker (in the tests) shows what a schedule computes;
+the torch worker of ``fullbore.runtime`` computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from fullbore.errors import ExecutionError
+from fullbore.ir import Action, Kind
+
+Call = Callable[[], None]
+
+
+class Worker(Protocol):
+    """What the interpreter asks of whoever does the work. A receive may return before the data is
+    there: the compute that uses it waits."""
+
+    def forward(self, stage: int, microbatch: int) -> None:
+        """F."""
+
+    def backward(self, stage: int, microbatch: int) -> None:
+        """B."""
+
+    def backward_input(self, stage: int, microbatch: int) -> None:
+        """I."""
+
+    def backward_weight(self, stage: int, microbatch: int) -> None:
+        """W."""
+
+    def send_forward(self, stage: int, microbatch: int) -> None:
+        """SEND_F."""
+
+    def recv_forward(self, stage: int, microbatch: int) -> None:
+        """RECV_F."""
+
+    def send_backward(self, stage: int, microbatch: int) -> None:
+        """SEND_B."""
+
+    def recv_backward(self, stage: int, microbatch: int) -> None:
+        """RECV_B."""
+
+    def unshard(self, stage: int) -> None:
+        """UNSHARD."""
+
+    def reshard(self, stage: int) -> None:
+        """RESHARD."""
+
+    def reduce_grad(self, stage: int) -> None:
+        """REDUCE_GRAD."""
+
+    def together(self, action: Action, parts: Sequence[Call]) -> None:
+        """A fused action: run its parts, at once if possible, else one after another."""
+
+
+def bind(action: Action, worker: Worker) -> Call:
+    """The call that runs ``action`` on ``worker``."""
+    stage, kind, microbatch, parts = action
+    match kind:
+        case Kind.F:
+            return lambda: worker.forward(stage, microbatch)
+        case Kind.B:
+            return lambda: worker.backward(stage, microbatch)
+        case Kind.I:
+            return lambda: worker.backward_input(stage, microbatch)
+        case Kind.W:
+            return lambda: worker.backward_weight(stage, microbatch)
+        case Kind.SEND_F:
+            return lambda: worker.send_forward(stage, microbatch)
+        case Kind.RECV_F:
+            return lambda: worker.recv_forward(stage, microbatch)
+        case Kind.SEND_B:
+            return lambda: worker.send_backward(stage, microbatch)
+        case Kind.RECV_B:
+            return lambda: worker.recv_backward(stage, microbatch)
+        case Kind.UNSHARD:
+            return lambda: worker.unshard(stage)
+        case Kind.RESHARD:
+            return lambda: worker.reshard(stage)
+        case Kind.REDUCE_GRAD:
+            return lambda: worker.reduce_grad(stage)
+        case Kind.OVERLAP_F_B | Kind.SEND_F_RECV_B | Kind.SEND_B_RECV_F:
+            calls = [bind(part, worker) for part in parts]
+            return lambda: worker.together(action, calls)
+
+
+class Interpreter:
+    """Actions bound to a worker once, to be run any number of times.
+
+    Args:
+        actions: what to run, as ``(rank, action)``: one rank's program, or all ranks' programs
+            interleaved in an order that respects the dependencies.
+        worker: who does the work.
+    """
+
+    def __init__(self, actions: Iterable[tuple[int, Action]], worker: Worker) -> None:
+        self.actions = tuple(actions)
+        self._calls = [bind(action, worker) for _, action in self.actions]
+
+    def run(
+        self, *, around: Callable[[Action], AbstractContextManager[object]] | None = None
+    ) -> None:
+        """Run all actions, each inside ``around(action)`` if given (a profiler's label, say).
+
+        Raises:
+            ExecutionError: with rank, stage and action filled in where they were not known.
+            Exception: what the user's module raised, with a note that says where.
+        """
+        step = 0
+        try:
+            if around is None:
+                for call in self._calls:
+                    call()
+                    step += 1
+                return
+            for (_, action), call in zip(self.actions, self._calls, strict=True):
+                with around(action):
+                    call()
+                step += 1
+        except Exception as error:
+            self._mark(error, step)
+            raise
+
+    def _mark(self, error: Exception, step: int) -> None:
+        rank, action = self.actions[step]
+        stages = sorted({leaf.stage for leaf in action.leaves})
+        if not isinstance(error, ExecutionError):
+            named = ", ".join(map(str, stages))
+            error.add_note(f"rank {rank}, stage {named}, action {action}")
+            return
+        error.rank = rank if error.rank is None else error.rank
+        error.stage = stages[0] if error.stage is None else error.stage
+        error.action = str(action) if error.action is None else error.action

@@ -1,0 +1,98 @@
+"""The schedule: for every rank, the actions it runs, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from fullbore.errors import ParameterError
+from fullbore.ir.action import Action
+from fullbore.ir.placement import Placement
+
+Program = tuple[Action, ...]
+
+
+class Form(Enum):
+    """How much a schedule spells out."""
+
+    COMPUTE = "compute"
+    LOWERED = "lowered"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What every rank runs, in order. Order only: idle time belongs to a timeline.
+
+    Attributes:
+        programs: one tuple of actions a rank.
+        placement: which rank holds which stage.
+        num_microbatches: M.
+        form: ``COMPUTE`` (F, B, I, W, overlaps) or ``LOWERED`` (plus communication, sharding and
+            reduction).
+        forward_only: the schedule runs no backward at all.
+        name, parameters: where it comes from. Labels: two schedules that run the same work are
+            equal whatever they are called.
+
+    Raises:
+        ParameterError: the number of programs is not the number of ranks, or
+            ``num_microbatches`` is under 1.
+    """
+
+    programs: tuple[Program, ...]
+    placement: Placement
+    num_microbatches: int
+    form: Form = Form.COMPUTE
+    forward_only: bool = False
+    name: str = field(default="", compare=False)
+    parameters: tuple[tuple[str, int | str], ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.programs) != self.placement.num_ranks:
+            raise ParameterError(
+                f"schedule: {len(self.programs)} programs for {self.placement.num_ranks} ranks"
+            )
+        if self.num_microbatches < 1:
+            raise ParameterError(
+                f"schedule: num_microbatches must be at least 1, got {self.num_microbatches}"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        """P."""
+        return self.placement.num_ranks
+
+    @property
+    def num_stages(self) -> int:
+        """S."""
+        return self.placement.num_stages
+
+    @property
+    def num_actions(self) -> int:
+        """The length of all programs together; a fused action counts once."""
+        return sum(map(len, self.programs))
+
+    def actions(self) -> Iterator[tuple[int, int, Action]]:
+        """All actions as ``(rank, step, action)``, rank by rank."""
+        for rank, program in enumerate(self.programs):
+            for step, action in enumerate(program):
+                yield rank, step, action
+
+    def with_programs(
+        self, programs: Sequence[Sequence[Action]], *, form: Form | None = None
+    ) -> Schedule:
+        """This schedule with other programs, and another form if one is given."""
+        return replace(
+            self, programs=tuple(map(tuple, programs)), form=self.form if form is None else form
+        )
+
+    def __str__(self) -> str:
+        # A picture is a view, a layer above; it is wanted wherever a schedule is printed.
+        from fullbore.view.grid import render_grid
+
+        return render_grid(self)
+
+    def _repr_html_(self) -> str:
+        from fullbore.view.grid import render_html
+
+        return render_html(self)

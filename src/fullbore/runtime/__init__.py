@@ -1,0 +1,1 @@
+"""Runs a schedule on real modules and tensors. This is where torch begins."""
