@@ -25,7 +25,7 @@ class Action(NamedTuple):
     @property
     def leaves(self) -> tuple[Action, ...]:
         """The parts of a fused action; the action itself otherwise."""
-        return self.parts if self.parts else (self,)
+        return self.parts or (self,)
 
     def __str__(self) -> str:
         if KINDS[self.kind].fused:

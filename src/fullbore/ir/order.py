@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fullbore.ir.action import Action
 from fullbore.ir.deps import Dependencies
-from fullbore.ir.schedule import Schedule
+from fullbore.ir.kinds import KINDS, Group
+from fullbore.ir.schedule import Program, Schedule
 
 
 class Blocked(NamedTuple):
@@ -19,8 +21,10 @@ class Blocked(NamedTuple):
 
 
 class Order(NamedTuple):
-    """``steps`` as ``(rank, step)`` in an order that respects every dependency; ``blocked`` names
-    the ranks that never finish (empty if all do)."""
+    """``steps`` as ``(rank, step)``, in an order that respects every dependency.
+
+    ``blocked`` names the ranks that never finish; it is empty if all do.
+    """
 
     steps: tuple[tuple[int, int], ...]
     blocked: tuple[Blocked, ...]
@@ -29,26 +33,30 @@ class Order(NamedTuple):
 def executable_order(schedule: Schedule, deps: Dependencies | None = None) -> Order:
     """Interleave the programs round by round, one action a rank and round, as needs allow.
 
-    Sends never block (the ``buffered`` model). Takes time linear in the number of actions.
+    Sends never block (the ``buffered`` model); the halves of a batched pair are posted together,
+    so a pair takes its place in the order once it has sent. Takes time linear in the number of
+    actions.
     """
     deps = Dependencies(schedule) if deps is None else deps
-    programs, needs, gives = schedule.programs, deps.needs, deps.gives
+    needs, gives = deps.needs, deps.gives
+    unrolled = [_unroll(program) for program in schedule.programs]
     holds = bytearray(deps.size)
-    heads = [0] * len(programs)
+    heads = [0] * len(unrolled)
     waiting: dict[int, list[int]] = {}
     steps: list[tuple[int, int]] = []
-    active = [rank for rank, program in enumerate(programs) if program]
+    active = [rank for rank, (program, _) in enumerate(unrolled) if program]
     while active:
         following: list[int] = []
         for rank in active:
-            program, head = programs[rank], heads[rank]
+            (program, numbers), head = unrolled[rank], heads[rank]
             action = program[head]
             for fact in needs(action):
                 if not holds[fact]:
                     waiting.setdefault(fact, []).append(rank)
                     break
             else:
-                steps.append((rank, head))
+                if not head or numbers[head - 1] != numbers[head]:
+                    steps.append((rank, numbers[head]))
                 for fact in gives(action):
                     holds[fact] = 1
                     if fact in waiting:
@@ -57,9 +65,22 @@ def executable_order(schedule: Schedule, deps: Dependencies | None = None) -> Or
                 if head < len(program):
                     following.append(rank)
         active = sorted(following)
-    stuck = (
-        Blocked(rank, heads[rank], programs[rank][heads[rank]], missing)
-        for missing, ranks in waiting.items()
-        for rank in ranks
-    )
+    stuck = []
+    for missing, ranks in waiting.items():
+        for rank in ranks:
+            step = unrolled[rank][1][heads[rank]]
+            stuck.append(Blocked(rank, step, schedule.programs[rank][step], missing))
     return Order(tuple(steps), tuple(sorted(stuck)))
+
+
+def _unroll(program: Program) -> tuple[Sequence[Action], Sequence[int]]:
+    """The actions with batched pairs taken apart, and the step that each belongs to."""
+    pairs = [kind for kind, info in KINDS.items() if info.fused and info.group is not Group.COMPUTE]
+    if not any(action.kind in pairs for action in program):
+        return program, range(len(program))
+    halves = [
+        (step, half)
+        for step, action in enumerate(program)
+        for half in (action.leaves if action.kind in pairs else (action,))
+    ]
+    return [half for _, half in halves], [step for step, _ in halves]
