@@ -1,0 +1,70 @@
+"""CSV: one row a rank, no header, actions only. What PyTorch and TensorPlay read and write."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from fullbore.errors import FormatError
+from fullbore.formats.content import Content, differences
+from fullbore.formats.dialects import Dialect, read_text, write_program
+from fullbore.ir import Action, Program, Schedule
+
+
+def read(text: str, dialect: Dialect) -> Content:
+    """The actions of a CSV. Blank cells and blank rows at the end mean nothing.
+
+    Raises:
+        FormatError: a cell is no action, a row between ranks is blank, or there is no action.
+    """
+    programs: list[Program] = []
+    blank: int | None = None
+    rows = csv.reader(io.StringIO(text, newline=""))
+    try:
+        for number, row in enumerate(rows, 1):
+            program = _read_row(row, dialect, number=number)
+            if program and blank is not None:
+                raise FormatError(
+                    "a blank row between ranks",
+                    row=blank,
+                    expected=f"the actions of rank {blank - 1}",
+                )
+            if program:
+                programs.append(program)
+            elif blank is None:
+                blank = number
+    except csv.Error as error:
+        raise FormatError(f"not CSV: {error}", row=rows.line_num) from error
+    if not programs:
+        raise FormatError("no actions", expected="one row for each rank")
+    return Content(tuple(programs))
+
+
+def write(schedule: Schedule, dialect: Dialect) -> str:
+    """The actions as CSV.
+
+    Raises:
+        FormatError: the dialect has no text for an action, or reading the CSV would give
+            another schedule, since a CSV says nothing but the actions.
+    """
+    empty = [rank for rank, program in enumerate(schedule.programs) if not program]
+    lost = f"rank {empty[0]} has no action" if empty else differences(schedule)
+    if lost:
+        raise FormatError(f"a CSV cannot hold this schedule ({lost}); .json and .txt can")
+    rows = (
+        write_program(program, dialect, rank=rank) for rank, program in enumerate(schedule.programs)
+    )
+    return "".join(f"{','.join(row)}\n" for row in rows)
+
+
+def _read_row(row: list[str], dialect: Dialect, *, number: int) -> Program:
+    program: list[Action] = []
+    for column, cell in enumerate(row, 1):
+        actions = dialect.read(cell)
+        if not actions and not (cell := cell.strip()):
+            continue
+        try:
+            program += actions or read_text(cell, dialect)
+        except FormatError as error:
+            raise error.at(row=number, column=column) from None
+    return tuple(program)
