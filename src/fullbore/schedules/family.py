@@ -1,0 +1,113 @@
+"""What a schedule family is: its build function, and which parameters it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import index
+from typing import Literal
+
+from fullbore.errors import ParameterError
+from fullbore.ir import Placement, Schedule
+
+Build = Callable[[Placement, int], Schedule]
+Shape = Literal["linear", "loop", "vee", "any"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of schedules.
+
+    Attributes:
+        name: what users call it.
+        build: takes a placement of the family's shape and the number of microbatches (1 or more);
+            gives the schedule, in compute form.
+        shape: the placement it needs. ``linear`` has one stage a rank, ``loop`` one or more,
+            ``vee`` two. ``any`` takes every placement, and loops where none is given.
+        description: the idea in one line.
+        source: where the family was first described.
+        aliases: other names, PyTorch's among them.
+        instead: the family to use for another number of stages a rank, where this one is fixed.
+    """
+
+    name: str
+    build: Build
+    shape: Shape
+    description: str
+    source: str
+    aliases: tuple[str, ...] = ()
+    instead: str = "interleaved_1f1b"
+
+    @property
+    def fixed_stages_per_rank(self) -> bool:
+        """Whether ``default_stages_per_rank`` is the only choice."""
+        return self.shape in ("linear", "vee")
+
+    @property
+    def default_stages_per_rank(self) -> int:
+        """The number of stages a rank if the user gives none."""
+        return 2 if self.shape in ("loop", "vee") else 1
+
+    def place(
+        self, num_ranks: int, stages_per_rank: int | None, placement: Placement | None
+    ) -> Placement:
+        """The placement for these parameters.
+
+        Raises:
+            ParameterError: the family does not take them, or they contradict each other.
+        """
+        num_ranks = self.count("num_ranks", num_ranks)
+        if self.shape == "any" and placement is not None:
+            return self._given(placement, num_ranks, stages_per_rank)
+        default = self.default_stages_per_rank
+        chosen = (
+            default if stages_per_rank is None else self.count("stages_per_rank", stages_per_rank)
+        )
+        if self.fixed_stages_per_rank and chosen != default:
+            raise ParameterError(
+                f"{self.name}: stages_per_rank must be {default}; got {chosen}. "
+                f"Use {self.instead} for another number"
+            )
+        own = Placement.vee(num_ranks) if self.shape == "vee" else Placement.loop(num_ranks, chosen)
+        if placement is not None and placement != own:
+            raise ParameterError(
+                f"{self.name}: placement must be the {self.shape} {own.ranks} for num_ranks="
+                f"{num_ranks} and stages_per_rank={chosen}; got {placement.ranks}. Leave it out, "
+                "or use forward_only, which takes any"
+            )
+        return own
+
+    def _given(
+        self, placement: Placement, num_ranks: int, stages_per_rank: int | None
+    ) -> Placement:
+        if placement.num_ranks != num_ranks:
+            raise ParameterError(
+                f"{self.name}: num_ranks must be that of the placement, {placement.num_ranks}; "
+                f"got {num_ranks}"
+            )
+        if stages_per_rank is None:
+            return placement
+        for rank in range(num_ranks):
+            if (held := len(placement.stages_of(rank))) != stages_per_rank:
+                raise ParameterError(
+                    f"{self.name}: stages_per_rank must agree with the placement; got "
+                    f"{stages_per_rank}, but rank {rank} holds {held}. Leave stages_per_rank out"
+                )
+        return placement
+
+    def count(self, parameter: str, value: int) -> int:
+        """``value`` if it is a whole number of at least 1.
+
+        Raises:
+            ParameterError: it is not.
+        """
+        try:
+            number = index(value)
+        except TypeError:
+            raise ParameterError(
+                f"{self.name}: {parameter} must be a whole number; got {value!r}. "
+                "Divide with // to get one"
+            ) from None
+        if number < 1:
+            raise ParameterError(f"{self.name}: {parameter} must be at least 1; got {number}")
+        return number

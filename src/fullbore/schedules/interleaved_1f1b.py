@@ -1,0 +1,41 @@
+"""Interleaved 1F1B: 1F1B over several stages a rank, which divides the bubble by their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fullbore.ir import Action, Kind, Placement, Schedule
+from fullbore.schedules.family import Family
+from fullbore.schedules.rounds import in_rounds, round_sizes, weave
+
+
+def build(placement: Placement, num_microbatches: int) -> Schedule:
+    """Microbatches in rounds of about P, each round through all local stages.
+
+    Rank r runs ahead by ``(V-1) * round + 2 (P-1-r)`` forwards (section 2.2 of the paper, with
+    rounds of other sizes than P): the first round through all local stages but the last, and two
+    for each rank that a microbatch still has to pass on its way down and back.
+    """
+    sizes, num_ranks = round_sizes(num_microbatches, placement.num_ranks), placement.num_ranks
+    programs = (
+        _program(placement.stages_of(rank), sizes, 2 * (num_ranks - 1 - rank))
+        for rank in range(num_ranks)
+    )
+    return Schedule(tuple(map(tuple, programs)), placement, num_microbatches)
+
+
+def _program(stages: tuple[int, ...], sizes: Sequence[int], distance: int) -> list[Action]:
+    warmup = (len(stages) - 1) * sizes[0] + distance
+    forwards = in_rounds(Kind.F, stages, sizes)
+    backwards = in_rounds(Kind.B, stages[::-1], sizes)
+    return forwards[:warmup] + weave(forwards[warmup:], backwards)
+
+
+FAMILY = Family(
+    name="interleaved_1f1b",
+    build=build,
+    shape="loop",
+    description="1f1b with several stages a rank; a smaller bubble for more messages",
+    source="Narayanan et al. 2021, Megatron-LM, arXiv:2104.04473, section 2.2",
+    aliases=("Interleaved1F1B",),
+)

@@ -1,0 +1,131 @@
+"""Names and parameters: what is accepted, and what the errors say."""
+
+from fractions import Fraction
+
+import pytest
+
+from fullbore.errors import ParameterError
+from fullbore.ir import Placement
+from fullbore.schedules import FAMILIES, build, find, resolve
+
+TORCH_NAMES = {
+    "GPipe": "gpipe",
+    "1F1B": "1f1b",
+    "LoopedBFS": "looped_bfs",
+    "Interleaved1F1B": "interleaved_1f1b",
+    "InterleavedZeroBubble": "interleaved_zero_bubble",
+    "ZBVZeroBubble": "zbv_zero_bubble",
+    "DualPipeV": "dualpipev",
+}
+
+
+@pytest.mark.parametrize(("torch_name", "name"), TORCH_NAMES.items())
+def test_torch_names(torch_name: str, name: str):
+    spellings = (torch_name, torch_name.lower(), torch_name.upper(), f"Schedule{torch_name}", name)
+    assert {resolve(spelling) for spelling in spellings} == {name}
+    assert torch_name in FAMILIES[name].aliases
+
+
+def test_other_names():
+    assert resolve("zbv") == resolve("ZBV") == resolve("zbv-zero-bubble") == "zbv_zero_bubble"
+    assert resolve("_ScheduleForwardOnly") == "forward_only"
+
+
+def test_the_table():
+    assert list(FAMILIES) == [*TORCH_NAMES.values(), "forward_only"]
+    assert all(family.description and family.source for family in FAMILIES.values())
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ParameterError, match=r"no family 'gpip'\. Choose one of gpipe, 1f1b, .*"):
+        build("gpip", num_ranks=2, num_microbatches=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "default", "fixed"),
+    [
+        ("gpipe", "linear", 1, True),
+        ("1f1b", "linear", 1, True),
+        ("looped_bfs", "loop", 2, False),
+        ("interleaved_1f1b", "loop", 2, False),
+        ("interleaved_zero_bubble", "loop", 2, False),
+        ("zbv_zero_bubble", "vee", 2, True),
+        ("dualpipev", "vee", 2, True),
+        ("forward_only", "linear", 1, False),
+    ],
+)
+def test_default_placement(name: str, shape: str, default: int, fixed: bool):
+    schedule = build(name, num_ranks=3, num_microbatches=6)
+    assert schedule.placement.shape == shape
+    assert find(name).default_stages_per_rank == default
+    assert find(name).fixed_stages_per_rank == fixed
+
+
+def test_a_schedule_says_where_it_comes_from():
+    schedule = build("Interleaved1F1B", num_ranks=2, num_microbatches=5, stages_per_rank=3)
+    assert schedule.name == "interleaved_1f1b"
+    assert dict(schedule.parameters) == {
+        "num_ranks": 2,
+        "num_microbatches": 5,
+        "stages_per_rank": 3,
+    }
+    custom = build(
+        "forward_only", num_ranks=2, num_microbatches=5, placement=Placement((0, 1, 0, 1, 1))
+    )
+    assert dict(custom.parameters) == {"num_ranks": 2, "num_microbatches": 5}
+
+
+def test_the_own_placement_may_be_given():
+    for name, placement in [
+        ("1f1b", Placement.linear(3)),
+        ("looped_bfs", Placement.loop(3, 2)),
+        ("dualpipev", Placement.vee(3)),
+    ]:
+        with_it = build(name, num_ranks=3, num_microbatches=6, placement=placement)
+        assert with_it == build(name, num_ranks=3, num_microbatches=6)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("1f1b", {"num_ranks": 0}, "1f1b: num_ranks must be at least 1; got 0"),
+        ("zbv", {"num_microbatches": 0}, "zbv_zero_bubble: num_microbatches must be at least 1; "),
+        ("looped_bfs", {"stages_per_rank": -1}, "looped_bfs: stages_per_rank must be at least 1; "),
+        (
+            "gpipe",
+            {"num_microbatches": 4.0},
+            "gpipe: num_microbatches must be a whole number; got 4.0. Divide with //",
+        ),
+        ("gpipe", {"num_ranks": Fraction(2)}, "gpipe: num_ranks must be a whole number; got"),
+        (
+            "1f1b",
+            {"stages_per_rank": 3},
+            "1f1b: stages_per_rank must be 1; got 3. Use interleaved_1f1b for another number",
+        ),
+        (
+            "DualPipeV",
+            {"stages_per_rank": 1},
+            "dualpipev: stages_per_rank must be 2; got 1. Use interleaved_zero_bubble for another",
+        ),
+        (
+            "zbv",
+            {"placement": Placement.loop(2, 2)},
+            "zbv_zero_bubble: placement must be the vee (0, 1, 1, 0) for num_ranks=2 and "
+            "stages_per_rank=2; got (0, 1, 0, 1). Leave it out",
+        ),
+        (
+            "forward_only",
+            {"placement": Placement((0, 1, 2))},
+            "forward_only: num_ranks must be that of the placement, 3; got 2",
+        ),
+        (
+            "forward_only",
+            {"placement": Placement((0, 1, 1)), "stages_per_rank": 1},
+            "forward_only: stages_per_rank must agree with the placement; got 1, but rank 1 holds",
+        ),
+    ],
+)
+def test_wrong_parameters(name: str, parameters: dict, message: str):
+    with pytest.raises(ParameterError) as caught:
+        build(name, **{"num_ranks": 2, "num_microbatches": 4, **parameters})
+    assert str(caught.value).startswith(message)
