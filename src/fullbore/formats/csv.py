@@ -19,7 +19,7 @@ def read(text: str, dialect: Dialect) -> Content:
     """
     programs: list[Program] = []
     blank: int | None = None
-    rows = csv.reader(io.StringIO(text, newline=""))
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         for number, row in enumerate(rows, 1):
             program = _read_row(row, dialect, number=number)

@@ -8,7 +8,6 @@ from typing import NoReturn
 
 from fullbore.errors import FormatError, ParameterError
 from fullbore.formats.content import Content
-from fullbore.formats.plain import MAX_DIGITS
 from fullbore.ir import Form, Placement, Program
 
 FIELDS = ("name", "parameters", "form", "forward_only", "num_microbatches", "placement")
@@ -80,7 +79,7 @@ def _placement(value: object) -> Placement | None:
 def _count(value: object) -> int | None:
     if value is None:
         return None
-    if type(value) is not int or not 0 < value < 10**MAX_DIGITS:
+    if type(value) is not int or value < 1:
         raise wrong("num_microbatches", value, "a positive number")
     return value
 

@@ -9,6 +9,7 @@ from fullbore.formats.plain import PlainText
 from fullbore.ir import KINDS, Action, Group, Kind, fuse
 
 _PLAIN = PlainText({kind: kind.name for kind, info in KINDS.items() if not info.fused})
+_COMPUTE = {kind for kind in _PLAIN.names if KINDS[kind].group is Group.COMPUTE}
 _FUSED = {kind.name: kind for kind, info in KINDS.items() if info.fused}
 
 
@@ -26,7 +27,7 @@ def fit(kind: Kind, parts: Sequence[Action]) -> bool:
     An overlap takes any computation, so that the verifier can say what is wrong with it.
     """
     if KINDS[kind].group is Group.COMPUTE:
-        return bool(parts) and all(KINDS[part.kind].group is Group.COMPUTE for part in parts)
+        return bool(parts) and all(part.kind in _COMPUTE for part in parts)
     return tuple(part.kind for part in parts) == KINDS[kind].parts
 
 

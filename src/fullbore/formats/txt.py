@@ -47,16 +47,13 @@ def read(text: str, dialect: Dialect) -> Content:
     for row, line in enumerate(io.StringIO(text, newline=None), 1):
         try:
             if line.lstrip().startswith("#"):
-                _read_comment(line.strip(), headers)
+                _read_comment(line.strip(), headers, dialect)
             elif line.strip():
                 programs.append(_read_rank(line, dialect, rank=len(programs)))
         except FormatError as error:
             raise error.at(row=row) from None
     if not programs:
         raise FormatError("no ranks", expected="lines such as 'rank 0: 0F0 0B0'")
-    stated = headers.pop("dialect", dialect.name)
-    if stated != dialect.name:
-        raise FormatError(f"the dialect is {stated} here, {dialect.name} was asked for")
     return fields.content(tuple(programs), headers)
 
 
@@ -84,7 +81,7 @@ def write(schedule: Schedule, dialect: Dialect) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read_comment(line: str, headers: dict[str, object]) -> None:
+def _read_comment(line: str, headers: dict[str, object], dialect: Dialect) -> None:
     match = _HEADER.fullmatch(line)
     if match is None:
         return
@@ -93,6 +90,8 @@ def _read_comment(line: str, headers: dict[str, object]) -> None:
         raise FormatError("unknown header", text=key, expected=", ".join(_KEYS))
     if key in headers:
         raise FormatError("a header twice:", text=key)
+    if key == "dialect" and value != dialect.name:
+        raise FormatError(f"the dialect is {value[:40]} here, {dialect.name} was asked for")
     if key == "placement":
         value = f"[{','.join(value.split())}]"
     try:
