@@ -1,1 +1,24 @@
 """Runs a schedule on real modules and tensors. This is where torch begins."""
+
+from importlib.util import find_spec
+
+from fullbore.errors import MissingExtra
+
+if find_spec("torch") is None:
+    raise MissingExtra("fullbore.runtime needs torch: pip install 'fullbore[torch]'")
+
+from fullbore.runtime.microbatch import Replicate, Split, merge
+from fullbore.runtime.pipeline import Pipeline, StepOutput
+from fullbore.runtime.stage import Stage
+from fullbore.runtime.transport import LocalTransport, Transport
+
+__all__ = [
+    "Pipeline",
+    "Stage",
+    "StepOutput",
+    "LocalTransport",
+    "Transport",
+    "Split",
+    "Replicate",
+    "merge",
+]

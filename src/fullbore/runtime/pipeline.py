@@ -1,0 +1,307 @@
+"""A pipeline: stages, a schedule and a transport, ready to train and evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from fullbore.errors import ExecutionError, ParameterError, TransportError
+from fullbore.execute import Interpreter
+from fullbore.ir import Action, Form, Kind, Schedule, executable_order
+from fullbore.passes import ForwardOnly, lower
+from fullbore.runtime.microbatch import Batch, Spec, Specs, merge, presplit_batch, split_batch
+from fullbore.runtime.stage import Stage
+from fullbore.runtime.transport.base import Edge, Transport
+from fullbore.runtime.tree import Tree
+from fullbore.runtime.worker import LossFn, Run, StageWorker
+from fullbore.verify import check, check_local_stages
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step gives, on the rank of the last stage; None elsewhere and where not asked for.
+
+    Attributes:
+        losses: the loss of each microbatch, unweighted, by microbatch; detached scalars.
+        outputs: the last stage's output for each microbatch, by microbatch.
+        weights: what each microbatch's loss counted for.
+    """
+
+    losses: tuple[Tensor, ...] | None
+    outputs: tuple[Tree, ...] | None
+    weights: tuple[float, ...]
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The weighted sum of the losses: with default weights, the mean over the batch's rows."""
+        if self.losses is None:
+            return None
+        terms = (w * loss for w, loss in zip(self.weights, self.losses, strict=True))
+        return torch.stack(list(terms)).sum()
+
+    @property
+    def output(self) -> Tree:
+        """The outputs put together along dim 0.
+
+        Raises:
+            ParameterError: they cannot be put together.
+        """
+        return None if self.outputs is None else merge(self.outputs)
+
+
+class Pipeline:
+    """Runs a schedule on real stages.
+
+    Args:
+        stages: the stages of the ranks that ``transport`` plays: all of them for a
+            ``LocalTransport``, this rank's otherwise.
+        schedule: in either form; a COMPUTE schedule is lowered here, a LOWERED one taken as it is.
+        loss_fn: ``loss_fn(output, target, **loss_kwargs)`` gives the mean loss of one microbatch, a
+            scalar tensor. Only the rank of the last stage calls it.
+        transport: carries what crosses ranks. It is used by this pipeline alone.
+        args_spec, kwargs_spec, target_spec: how to cut a batch (see ``fullbore.runtime.microbatch``
+            for the rule without a spec).
+        scale_grads: weigh each microbatch's loss by its share of the rows (1/M for microbatches cut
+            by the caller) before backward; False weighs each with 1.
+
+    Raises:
+        InvalidSchedule: the schedule is not valid.
+        ParameterError: the stages are not those that the schedule places here.
+    """
+
+    def __init__(
+        self,
+        stages: Stage | Sequence[Stage],
+        schedule: Schedule,
+        *,
+        transport: Transport,
+        loss_fn: LossFn | None = None,
+        args_spec: Spec = None,
+        kwargs_spec: Mapping[str, Spec] | None = None,
+        target_spec: Spec = None,
+        scale_grads: bool = True,
+    ) -> None:
+        if schedule.form is Form.LOWERED:
+            check(schedule)
+        lowered = schedule if schedule.form is Form.LOWERED else lower(schedule)
+        self.schedule, self._loss_fn, self._transport = lowered, loss_fn, transport
+        self._scale_grads, self._specs = scale_grads, Specs(args_spec, kwargs_spec, target_spec)
+        transport.connect(lowered.num_ranks, _edges(lowered))
+        listed = [stages] if isinstance(stages, Stage) else list(stages)
+        self._stages = self._place(listed)
+        self._programs: dict[bool, tuple[Interpreter, StageWorker]] = {}
+        self._epoch = 0
+        self._broken: str | None = None
+
+    @property
+    def has_first(self) -> bool:
+        """Whether this process holds the first stage, which takes the positional arguments."""
+        return 0 in self._stages
+
+    @property
+    def has_last(self) -> bool:
+        """Whether this process holds the last stage, which gives losses and outputs."""
+        return self.schedule.num_stages - 1 in self._stages
+
+    def step(
+        self,
+        *args: Tree,
+        target: Tree = None,
+        return_outputs: bool = False,
+        loss_weights: Sequence[float] | None = None,
+        loss_kwargs: Mapping[str, Any] | None = None,
+        arg_mbs: Sequence[Tree] | None = None,
+        kwarg_mbs: Sequence[Mapping[str, Tree]] | None = None,
+        target_mbs: Sequence[Tree] | None = None,
+        **kwargs: Tree,
+    ) -> StepOutput:
+        """Forward and backward over one batch; gradients are added to ``.grad``.
+
+        Every rank calls it. Only the first stage's rank uses the positional arguments and only the
+        last stage's the target, but ranks may be given both.
+
+        Args:
+            args: positional arguments of the first stage, a whole batch.
+            target: the target of the whole batch.
+            return_outputs: also give the last stage's outputs.
+            loss_weights: what each microbatch's loss counts for, instead of its share of the rows.
+            loss_kwargs: further keyword arguments of the loss function.
+            arg_mbs, kwarg_mbs, target_mbs: microbatches cut by the caller, instead of a batch;
+                their sizes may differ.
+            kwargs: keyword arguments of every stage.
+
+        Raises:
+            ParameterError: bad arguments, or gradients are switched off.
+            ExecutionError: another rank failed, or a message went wrong. An exception of the user's
+                own module keeps its type and gains a note.
+        """
+        if self.schedule.forward_only:
+            raise ParameterError("this schedule runs no backward; call eval()")
+        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+            raise ParameterError(
+                "step() computes gradients, which are switched off here; use eval()"
+            )
+        if self._loss_fn is None:
+            raise ParameterError("step() needs the loss_fn that Pipeline was not given")
+        batch = self._batch(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
+        if self.has_last and batch.targets is None:
+            raise ParameterError("step() needs a target on the rank of the last stage")
+        weights = self._weights(batch, loss_weights)
+        run = Run(batch, self._epoch, weights, loss_kwargs or {}, return_outputs)
+        return self._execute(run, training=True)
+
+    def eval(
+        self,
+        *args: Tree,
+        target: Tree = None,
+        return_outputs: bool = True,
+        keep_mode: bool = False,
+        loss_kwargs: Mapping[str, Any] | None = None,
+        arg_mbs: Sequence[Tree] | None = None,
+        kwarg_mbs: Sequence[Mapping[str, Tree]] | None = None,
+        target_mbs: Sequence[Tree] | None = None,
+        **kwargs: Tree,
+    ) -> StepOutput:
+        """Forward only, without gradients, with modules in evaluation mode; flags are restored.
+
+        Losses are given where there is a loss function and a target. Arguments and errors are those
+        of ``step``; ``keep_mode`` leaves the modules' mode as it is.
+        """
+        batch = self._batch(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
+        run = Run(batch, self._epoch, None, loss_kwargs or {}, return_outputs)
+        mode = nullcontext() if keep_mode else _evaluating(s.module for s in self._stages.values())
+        with mode, torch.no_grad():
+            return self._execute(run, training=False)
+
+    def close(self) -> None:
+        """Release the transport."""
+        self._transport.close()
+
+    def _place(self, stages: Sequence[Stage]) -> dict[int, Stage]:
+        placed = {stage.index: stage for stage in stages}
+        if len(placed) != len(stages):
+            raise ParameterError(f"a stage index is given twice: {[s.index for s in stages]}")
+        num_stages = self.schedule.num_stages
+        wrong = next((s for s in stages if s.num_stages != num_stages), None)
+        if wrong is not None:
+            raise ParameterError(f"{wrong} in a schedule of {num_stages} stages")
+        ranks = self._transport.ranks
+        placement = self.schedule.placement
+        for rank in ranks:
+            own = [s for s in placed if placement.ranks[s] == rank]
+            held = own if len(ranks) > 1 else list(placed)
+            check_local_stages(self.schedule, rank, held)
+        return dict(sorted(placed.items()))
+
+    def _batch(
+        self,
+        args: tuple[Tree, ...],
+        kwargs: dict[str, Tree],
+        target: Tree,
+        presplit: tuple[
+            Sequence[Tree] | None, Sequence[Mapping[str, Tree]] | None, Sequence[Tree] | None
+        ],
+    ) -> Batch:
+        arg_mbs, kwarg_mbs, target_mbs = presplit
+        count = self.schedule.num_microbatches
+        if arg_mbs is None and kwarg_mbs is None and target_mbs is None:
+            if self.has_first and not args and not kwargs:
+                raise ParameterError("the rank of the first stage needs the batch's arguments")
+            return split_batch(
+                args, kwargs, target=target, num_microbatches=count, specs=self._specs
+            )
+        if args or kwargs or target is not None:
+            raise ParameterError("give either a batch or microbatches cut by you, not both")
+        return presplit_batch(arg_mbs, kwarg_mbs, targets=target_mbs, num_microbatches=count)
+
+    def _weights(self, batch: Batch, given: Sequence[float] | None) -> tuple[float, ...]:
+        count = self.schedule.num_microbatches
+        if given is not None:
+            if len(given) != count:
+                raise ParameterError(f"loss_weights must hold {count} numbers, got {len(given)}")
+            return tuple(map(float, given))
+        return batch.weights if self._scale_grads else (1.0,) * count
+
+    def _program(self, *, training: bool) -> tuple[Interpreter, StageWorker]:
+        """The bound program of one mode; made at its first use."""
+        if training not in self._programs:
+            schedule = self.schedule if training else ForwardOnly()(self.schedule)
+            worker = StageWorker(
+                schedule, self._stages, transport=self._transport, loss_fn=self._loss_fn
+            )
+            ranks = self._transport.ranks
+            actions: list[tuple[int, Action]]
+            if len(ranks) == 1:
+                (rank,) = ranks
+                actions = [(rank, action) for action in schedule.programs[rank]]
+            else:
+                steps = executable_order(schedule).steps
+                actions = [(rank, schedule.programs[rank][step]) for rank, step in steps]
+            self._programs[training] = Interpreter(actions, worker), worker
+        return self._programs[training]
+
+    def _execute(self, run: Run, *, training: bool) -> StepOutput:
+        if self._broken is not None:
+            raise ExecutionError(f"this pipeline cannot be used any more: {self._broken}")
+        interpreter, worker = self._program(training=training)
+        self._epoch += 1
+        worker.begin(run)
+        try:
+            interpreter.run(around=_label if torch.autograd._profiler_enabled() else None)
+            self._transport.flush()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            worker.clear()
+        count = range(self.schedule.num_microbatches)
+        return StepOutput(
+            losses=tuple(run.losses[m] for m in count) if run.losses else None,
+            outputs=tuple(run.outputs[m] for m in count) if run.outputs else None,
+            weights=tuple(run.weights or run.batch.weights),
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the other ranks, and find out whether the channels can be used again."""
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        self._transport.abort(f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+        try:
+            self._transport.reset()
+        except TransportError as reason:
+            self._broken = str(reason)
+
+
+def _edges(schedule: Schedule) -> tuple[Edge, ...]:
+    """The directed rank pairs that carry messages, sorted."""
+    ranks, edges = schedule.placement.ranks, set()
+    for _, _, action in schedule.actions():
+        for leaf in action.leaves:
+            if leaf.kind is Kind.SEND_F:
+                edges.add((ranks[leaf.stage], ranks[leaf.stage + 1]))
+            elif leaf.kind is Kind.SEND_B:
+                edges.add((ranks[leaf.stage], ranks[leaf.stage - 1]))
+    return tuple(sorted(edges))
+
+
+def _label(action: Action) -> AbstractContextManager[object]:
+    return record_function(str(action))
+
+
+@contextmanager
+def _evaluating(modules: Iterator[nn.Module]) -> Iterator[None]:
+    """Evaluation mode for a while; every submodule gets its own flag back."""
+    listed = list(modules)
+    flags = [(part, part.training) for module in listed for part in module.modules()]
+    try:
+        for module in listed:
+            module.eval()
+        yield
+    finally:
+        for part, training in flags:
+            part.training = training

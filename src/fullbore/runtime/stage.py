@@ -1,0 +1,58 @@
+"""One piece of the model."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fullbore.errors import ParameterError
+
+
+class Stage:
+    """Stage ``index`` of ``num_stages``: what runs between two boundaries of the pipeline.
+
+    A stage is called with what the stage before returned: a tuple or list is unpacked into
+    positional arguments, anything else is the only argument. Keyword arguments of the step go to
+    every stage.
+
+    Args:
+        module: the piece of the model; its parameters receive the gradients.
+        index: which stage, counted from the input.
+        num_stages: S, the number of stages of the whole pipeline.
+        device: where to move the module, and where its inputs are expected; None leaves it.
+
+    Raises:
+        ParameterError: ``index`` is out of range, or ``module`` is wrapped in a way that would
+            give wrong gradients.
+    """
+
+    __slots__ = ("device", "index", "module", "num_stages")
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        num_stages: int,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if not 0 <= index < num_stages:
+            raise ParameterError(f"stage index {index} is not in 0..{num_stages - 1}")
+        wrapped = next((m for m in module.modules() if _reduces_gradients(m)), None)
+        if wrapped is not None:
+            raise ParameterError(
+                f"stage {index}: {type(wrapped).__name__} reduces gradients in every backward, "
+                "which a pipeline schedule does not account for; reduce them after step() instead"
+            )
+        self.module = module if device is None else module.to(device)
+        self.index, self.num_stages = index, num_stages
+        self.device = None if device is None else torch.device(device)
+
+    def __repr__(self) -> str:
+        return f"Stage({self.index} of {self.num_stages}: {type(self.module).__name__})"
+
+
+def _reduces_gradients(module: nn.Module) -> bool:
+    sharded = any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+    return sharded or isinstance(module, DistributedDataParallel)
