@@ -35,8 +35,8 @@ class Schedule:
             equal whatever they are called.
 
     Raises:
-        ParameterError: the number of programs is not the number of ranks, or
-            ``num_microbatches`` is under 1.
+        ParameterError: the programs are not a tuple of tuples, their number is not the number of
+            ranks, or ``num_microbatches`` is under 1.
     """
 
     programs: tuple[Program, ...]
@@ -48,6 +48,12 @@ class Schedule:
     parameters: tuple[tuple[str, int | str], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
+        # A dict would be taken for its keys, a list would make equal schedules unequal.
+        if not all(type(part) is tuple for part in (self.programs, *self.programs)):
+            raise ParameterError(
+                "schedule: programs are a tuple that holds one tuple of actions for each rank, "
+                "from 0 to P-1"
+            )
         if len(self.programs) != self.placement.num_ranks:
             raise ParameterError(
                 f"schedule: {len(self.programs)} programs for {self.placement.num_ranks} ranks"

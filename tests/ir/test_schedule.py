@@ -1,0 +1,67 @@
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from fullbore.errors import ParameterError
+from fullbore.ir import Action, Form, Kind, Placement, Schedule, fuse
+
+F, B = Action(0, Kind.F, 0), Action(0, Kind.B, 0)
+ONE = Schedule(((F, B),), Placement.linear(1), 1)
+
+
+def test_sizes():
+    overlap = fuse(Kind.OVERLAP_F_B, F, B)
+    schedule = Schedule(((F, overlap), (B,)), Placement.vee(2), 3)
+    assert (schedule.num_ranks, schedule.num_stages, schedule.num_actions) == (2, 4, 3)
+    assert list(schedule.actions()) == [(0, 0, F), (0, 1, overlap), (1, 0, B)]
+
+
+def test_labels_take_no_part_in_equality():
+    named = Schedule(ONE.programs, ONE.placement, 1, name="gpipe", parameters=(("num_ranks", 1),))
+    assert named == ONE
+    assert hash(named) == hash(ONE)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Schedule(((B, F),), Placement.linear(1), 1),
+        Schedule(((F, B),), Placement((0, 0)), 1),
+        Schedule(((F, B),), Placement.linear(1), 2),
+        Schedule(((F, B),), Placement.linear(1), 1, Form.LOWERED),
+        Schedule(((F, B),), Placement.linear(1), 1, forward_only=True),
+    ],
+)
+def test_everything_else_does(other: Schedule):
+    assert other != ONE
+
+
+def test_other_programs_keep_the_rest():
+    named = Schedule(ONE.programs, ONE.placement, 1, name="mine")
+    found = named.with_programs([[B, F]], form=Form.LOWERED)
+    assert (found.programs, found.form, found.name) == (((B, F),), Form.LOWERED, "mine")
+    assert named.programs == ((F, B),)
+    assert found.with_programs([[F]]).form is Form.LOWERED
+
+
+def test_nothing_can_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        ONE.num_microbatches = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("programs", "microbatches", "message"),
+    [
+        (((F,), (B,)), 1, "2 programs for 1 ranks"),
+        ((), 1, "0 programs for 1 ranks"),
+        (((F,),), 0, "num_microbatches must be at least 1, got 0"),
+        ({0: (F,)}, 1, "one tuple of actions for each rank"),
+        ([(F,)], 1, "one tuple of actions for each rank"),
+        (([F],), 1, "one tuple of actions for each rank"),
+        ((None,), 1, "one tuple of actions for each rank"),
+    ],
+)
+def test_what_is_no_schedule(programs: Any, microbatches: int, message: str):
+    with pytest.raises(ParameterError, match=message):
+        Schedule(programs, Placement.linear(1), microbatches)
