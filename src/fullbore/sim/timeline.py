@@ -1,0 +1,89 @@
+"""What a simulation finds: the time of every action, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fullbore.ir import KINDS, Action, Group
+
+
+class Slot(NamedTuple):
+    """An action and the time it takes, from ``start`` up to ``end``.
+
+    ``parts`` holds a fused action's parts, each with its own time, in the order they are written.
+    """
+
+    action: Action
+    start: float
+    end: float
+    parts: tuple[Slot, ...] = ()
+
+    @property
+    def leaves(self) -> tuple[Slot, ...]:
+        """The parts of a fused action; the slot itself otherwise."""
+        return self.parts or (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When every action runs. Times are integers if all costs are.
+
+    Attributes:
+        ranks: one slot an action, rank by rank, in the order of the rank's program. Transfers need
+            not be in the order of time: they go on beside the computation.
+    """
+
+    ranks: tuple[tuple[Slot, ...], ...]
+
+    def work(self) -> Iterator[list[Slot]]:
+        """Each rank's computation, in order; the parts of an overlap one by one."""
+        for slots in self.ranks:
+            yield [
+                leaf
+                for slot in slots
+                for leaf in slot.leaves
+                if KINDS[leaf.action.kind].group is Group.COMPUTE
+            ]
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end over all ranks and actions: what a step with a
+        synchronous optimizer pays."""
+        slots = [slot for rank in self.ranks for slot in rank]
+        if not slots:
+            return 0
+        return max(slot.end for slot in slots) - min(slot.start for slot in slots)
+
+    @property
+    def span(self) -> float:
+        """The largest time between one rank's first and last computation: the metric of the
+        zero-bubble papers, whose ranks do not wait for each other between steps."""
+        return max((work[-1].end - work[0].start for work in self.work() if work), default=0)
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """How long each rank computes."""
+        return tuple(sum(slot.end - slot.start for slot in work) for work in self.work())
+
+    @property
+    def idle(self) -> tuple[float, ...]:
+        """How long each rank does not compute within the makespan."""
+        makespan = self.makespan
+        return tuple(makespan - busy for busy in self.busy)
+
+    @property
+    def bubble(self) -> float:
+        """How much longer than the busiest rank's work the makespan is."""
+        return self.makespan - max(self.busy, default=0)
+
+    @property
+    def makespan_bubble_rate(self) -> float:
+        """The part of the makespan that is bubble, from 0 to 1."""
+        return self.bubble / self.makespan if self.makespan else 0.0
+
+    @property
+    def span_bubble_rate(self) -> float:
+        """The part of the span that the busiest rank does not work, from 0 to 1."""
+        return 1 - max(self.busy) / self.span if self.span else 0.0
