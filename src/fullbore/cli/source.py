@@ -1,0 +1,124 @@
+"""Where a schedule comes from: a family and its parameters, or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from fullbore.errors import FormatError
+from fullbore.formats import DIALECTS, FORMATS, load
+from fullbore.ir import Placement, Schedule
+from fullbore.schedules import build
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+dialect_option = click.option(
+    "--dialect",
+    type=click.Choice([*DIALECTS]),
+    default="torch",
+    show_default=True,
+    help="What a CSV or text file is written in.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user says about a schedule besides its name or file."""
+
+    ranks: int | None
+    microbatches: int | None
+    stages_per_rank: int | None
+    placement: Placement | None
+    dialect: str
+
+    def read(self, source: str) -> Schedule:
+        """The schedule that ``source`` and the options mean.
+
+        Raises:
+            click.UsageError: options are missing, or mean nothing for a file.
+            FormatError, ParameterError: as ``load`` and ``build``.
+        """
+        if is_file(source):
+            return self._load(source)
+        if self.microbatches is None or (self.ranks is None and self.placement is None):
+            raise click.UsageError(
+                f"{source} is no .csv, .json or .txt file; a family needs --ranks and "
+                f"--microbatches, as in: {source} --ranks 4 --microbatches 8"
+            )
+        ranks = self.placement.num_ranks if self.ranks is None and self.placement else self.ranks
+        assert ranks is not None
+        return build(
+            source,
+            num_ranks=ranks,
+            num_microbatches=self.microbatches,
+            stages_per_rank=self.stages_per_rank,
+            placement=self.placement,
+        )
+
+    def _load(self, source: str) -> Schedule:
+        if self.ranks is not None or self.stages_per_rank is not None:
+            raise click.UsageError(
+                f"--ranks and --stages-per-rank are for families; {source} says what it holds"
+            )
+        return load_file(
+            source,
+            dialect=self.dialect,
+            placement=self.placement,
+            num_microbatches=self.microbatches,
+        )
+
+
+def is_file(source: str) -> bool:
+    """Whether ``source`` means a file rather than a family."""
+    path = Path(source)
+    return path.suffix.lower().removeprefix(".") in FORMATS or path.is_file()
+
+
+def load_file(source: str, **known: Any) -> Schedule:
+    """``load``, with the operating system's complaints as ``FormatError``."""
+    try:
+        return load(source, **known)
+    except OSError as error:
+        raise FormatError(f"cannot be read: {error.strerror}", file=source) from error
+
+
+def _placement(ctx: click.Context, parameter: click.Parameter, value: str | None) -> object:
+    if value is None:
+        return None
+    try:
+        return Placement(tuple(map(int, value.split(","))))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; give the rank of every stage, as 0,1,1,0") from None
+
+
+def source_options(command: Function) -> Function:
+    """Add the options that a family needs or a file leaves open; the command gets ``request``."""
+    positive = click.IntRange(min=1)
+
+    @wraps(command)
+    def with_request(**arguments: Any) -> Any:
+        taken = {field.name: arguments.pop(field.name) for field in fields(Request)}
+        return command(request=Request(**taken), **arguments)
+
+    decorated: Any = with_request
+    for option in (
+        dialect_option,
+        click.option(
+            "--placement",
+            callback=_placement,
+            metavar="R,R,...",
+            help="The rank of every stage, where the family has a choice or a file does not tell.",
+        ),
+        click.option(
+            "--stages-per-rank", "-v", type=positive, metavar="N", help="Stages a rank, V."
+        ),
+        click.option("--microbatches", "-m", type=positive, metavar="N", help="Microbatches, M."),
+        click.option("--ranks", "-p", type=positive, metavar="N", help="Pipeline ranks, P."),
+    ):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]

@@ -1,0 +1,247 @@
+"""What each verb prints and how it exits."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fullbore.cli import main
+from fullbore.formats import dumps, load, save
+from fullbore.ir import Form
+from fullbore.passes import lower
+from fullbore.schedules import FAMILIES, build
+from fullbore.verify import verify
+from fullbore.view.grid import render_grid
+
+SIZE = ["--ranks", "4", "--microbatches", "8"]
+DEADLOCK = "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the commands run in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_list_names_every_family():
+    lines = run("list").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [*FAMILIES]
+    assert [family["name"] for family in json.loads(run("list", "--json").stdout)] == [*FAMILIES]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES])
+def test_show_draws_every_family(name: str):
+    schedule = build(name, num_ranks=4, num_microbatches=8)
+    assert (
+        run("show", name, *SIZE, "--width", "90").stdout == render_grid(schedule, width=90) + "\n"
+    )
+
+
+def test_show_takes_the_options_of_the_grid():
+    schedule = build("interleaved_1f1b", num_ranks=2, num_microbatches=4, stages_per_rank=3)
+    arguments = ["show", "Interleaved1F1B", "-p", "2", "-m", "4", "-v", "3", "--width", "0"]
+    for options, expected in (
+        (["--compact"], render_grid(schedule, width=0, compact=True)),
+        (["--color"], render_grid(schedule, width=0, color=True)),
+        (["--lowered"], render_grid(lower(schedule), width=0)),
+        (
+            ["--lowered", "--no-reduce-grad"],
+            render_grid(lower(schedule), width=0, reduce_grad=False),
+        ),
+    ):
+        assert run(*arguments, *options).stdout == expected + "\n"
+
+
+def test_show_draws_a_lowered_file_either_way():
+    schedule = lower(build("1f1b", num_ranks=2, num_microbatches=2))
+    save(schedule, "low.csv")
+    assert "step" in run("show", "low.csv").stdout
+    assert "time" in run("show", "low.csv", "--no-lowered").stdout
+
+
+def test_show_takes_the_placement():
+    text = run("show", "forward_only", "-m", "2", "--placement", "1,0").stdout
+    assert "rank 0  ·   1F0" in text
+
+
+def test_show_lists_what_cannot_run():
+    Path("bad.csv").write_text(DEADLOCK)
+    assert "cannot run" in run("show", "bad.csv").stdout
+    report = json.loads(run("show", "bad.csv", "--json").stdout)
+    assert report["timeline"] is None
+    assert report["findings"]
+    assert report["programs"][0] == ["0F0", "0B0", "0F1", "0B1"]
+
+
+def test_show_as_json():
+    report = json.loads(run("show", "dualpipev", *SIZE, "--json").stdout)
+    assert report["schedule"]["num_stages"] == 8
+    timeline = report["timeline"]
+    assert timeline["makespan"] == 51
+    assert timeline["bubble_rate_of_makespan"] == pytest.approx(3 / 51)
+    assert timeline["ranks"][1][0] == {"action": "1F0", "start": 1, "end": 2}
+    overlap = next(slot for slot in timeline["ranks"][0] if "parts" in slot)
+    assert [part["action"] for part in overlap["parts"]] == ["0F7", "7B3"]
+
+
+@pytest.mark.parametrize("variable", [None, "NO_COLOR"])
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch, variable: str | None):
+    from fullbore.cli.output import wants_color
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, "1")
+    assert wants_color(None) is (variable is None)
+    assert wants_color(False) is False
+    assert wants_color(True) is True
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    assert wants_color(None) is False
+
+
+def test_verify_accepts_a_good_schedule():
+    assert "zbv: valid" in run("verify", "zbv", *SIZE).stdout
+    report = json.loads(run("verify", "gpipe", *SIZE, "--json").stdout)
+    assert report["valid"] is True
+    assert report["model"] == "rendezvous"
+
+
+def test_verify_prints_every_finding():
+    Path("bad.csv").write_text(DEADLOCK)
+    findings = verify(load("bad.csv"))
+    text = run("verify", "bad.csv", code=1).stdout
+    assert text.splitlines()[:-1] == [str(finding) for finding in findings]
+    assert "bad.csv: not valid (" in text
+    report = json.loads(run("verify", "bad.csv", "--json", code=1).stdout)
+    assert [finding["rule"] for finding in report["findings"]] == [f.rule for f in findings]
+
+
+def test_verify_asks_the_model_that_is_named():
+    # A04: each rank sends before it receives.
+    Path("crossing.csv").write_text(
+        "0F0,0SEND_F0,0F1,0SEND_F1,2RECV_F0,2F0,2SEND_F0,2RECV_F1,2F1,2SEND_F1\n"
+        "1RECV_F0,1F0,1RECV_F1,1SEND_F0,1F1,1SEND_F1,3RECV_F0,3F0,3RECV_F1,3F1\n"
+    )
+    assert "rendezvous" in run("verify", "crossing.csv", code=1).stdout
+    assert "buffered" in run("verify", "crossing.csv", "--model", "buffered").stdout
+
+
+def test_lower_prints_and_writes():
+    schedule = lower(build("zbv", num_ranks=2, num_microbatches=3))
+    arguments = ["lower", "zbv", "-p", "2", "-m", "3"]
+    assert run(*arguments).stdout == dumps(schedule, format="txt")
+    assert run(*arguments, "--format", "csv").stdout == dumps(schedule, format="csv")
+    assert run(*arguments, "-o", "low.json").stdout == ""
+    assert load("low.json") == schedule
+
+
+def test_lower_shards():
+    text = run("lower", "zbv", "-p", "2", "-m", "3", "--shard").stdout
+    assert "0UNSHARD" in text
+    assert (
+        text
+        != run("lower", "zbv", "-p", "2", "-m", "3", "--shard", "--max-active-stages", "1").stdout
+    )
+    assert "UNSHARD" not in run("lower", "zbv", "-p", "2", "-m", "3").stdout
+
+
+def test_lower_runs_the_passes_that_are_named():
+    text = run("lower", "1f1b", "-p", "2", "-m", "2", "--pipeline", "split_backward").stdout
+    assert "0I0 0W0" in text
+    assert "form: compute" in text
+
+
+def test_convert_keeps_the_schedule():
+    schedule = build("zbv", num_ranks=2, num_microbatches=2)
+    save(schedule, "a.csv")
+    run("convert", "a.csv", "b.json")
+    run("convert", "b.json", "c.csv", "--to-dialect", "monarch")
+    run("convert", "c.csv", "d.txt", "--from-dialect", "monarch")
+    assert load("d.txt") == schedule
+    assert "3B0" in Path("c.csv").read_text()
+    assert "3I0" in run("convert", "b.json").stdout
+
+
+def test_diff_says_where():
+    Path("a.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    Path("b.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n")
+    assert run("diff", "a.csv", "b.csv", code=1).stdout.splitlines() == [
+        "- a.csv",
+        "+ b.csv",
+        "rank 1:",
+        "  + step 1: 1F1",
+        "  - step 2: 1F1",
+    ]
+    report = json.loads(run("diff", "a.csv", "b.csv", "--json", code=1).stdout)
+    assert report["equal"] is False
+    assert report["ranks"][0] == []
+    assert len(report["ranks"][1]) == 2
+
+
+def test_diff_compares_a_file_with_a_family():
+    save(build("1f1b", num_ranks=4, num_microbatches=8), "a.csv")
+    assert run("diff", "a.csv", "1f1b", *SIZE).stdout == "the same 64 actions on 4 ranks\n"
+    text = run("diff", "a.csv", "gpipe", "-p", "2", "-m", "4", code=1).stdout
+    assert "ranks: - 4  + 2" in text
+    assert "microbatches: - 8  + 4" in text
+
+
+def test_diff_ignores_names():
+    save(build("zbv", num_ranks=2, num_microbatches=2), "named.json")
+    save(build("zbv", num_ranks=2, num_microbatches=2), "unnamed.csv")
+    run("diff", "named.json", "unnamed.csv")
+    assert load("unnamed.csv").form is Form.COMPUTE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "1f1b"], "a family needs --ranks and --microbatches"),
+        (["show", "nosuch", *SIZE], "nosuch"),
+        (["show", "zbv", *SIZE, "--stages-per-rank", "3"], "stages_per_rank must be 2"),
+        (["show", "1f1b", "-p", "0", "-m", "1"], "0 is not in the range"),
+        (["show", "missing.csv"], "missing.csv: cannot be read: No such file"),
+        (["show", "a.csv", "--ranks", "4"], "--ranks and --stages-per-rank are for families"),
+        (["verify", "junk.csv"], "junk.csv, row 1, column 2: "),
+        (["verify", "other.yaml"], "must be one of .csv, .json, .txt"),
+        (["show", "forward_only", "-m", "1", "--placement", "0,x"], "give the rank of every stage"),
+        (["show", "forward_only", "-m", "1", "--placement", "0,2"], "rank 1 holds no stage"),
+        (["lower", "a.csv", "--pipeline", "nosuch"], "nosuch"),
+        (["lower", "a.csv", "--pipeline", "merge_backward", "--sink"], "--pipeline says all"),
+        (["lower", "a.csv", "--max-active-stages", "2"], "need shard"),
+        (["lower", "low.csv"], "lowered already"),
+        (["lower", "a.csv", "-o", "no/such/folder.csv"], "cannot be written"),
+        (["lower", "a.csv", "-o", "a.yaml"], "must be one of .csv, .json, .txt"),
+        (["convert", "missing.csv", "b.csv"], "does not exist"),
+        (["convert", "overlap.csv", "b.csv", "--to-dialect", "monarch"], "OVERLAP_F_B"),
+        (["diff", "a.csv", "1f1b"], "a family needs --ranks"),
+        (["nosuch"], "No such command"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_and_bad_input_exit_with_2_and_one_message(arguments: list[str], message: str):
+    Path("a.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    save(lower(load("a.csv")), "low.csv")
+    Path("junk.csv").write_text("0F0,0F0junk\n")
+    Path("other.yaml").write_text("")
+    Path("overlap.csv").write_text("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n")
+    result = run(*arguments, code=2)
+    assert result.stdout == ""
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+def test_what_a_pass_finds_wrong_exits_with_1():
+    Path("bad.csv").write_text(DEADLOCK)
+    result = run("lower", "bad.csv", code=1)
+    assert result.stdout == ""
+    assert "1F1" in result.stderr
