@@ -86,8 +86,10 @@ def assert_same(found: Tensor | None, wanted: Tensor | None, *, exact: bool, wha
     if wanted is None or found is None:
         assert found is wanted, f"{what}: {found} where the reference has {wanted}"
         return
-    tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-5, "atol": 1e-6}
-    torch.testing.assert_close(found, wanted, **tolerance, msg=lambda text: f"{what}: {text}")
+    rtol, atol = (0.0, 0.0) if exact else (1e-5, 1e-6)
+    torch.testing.assert_close(
+        found, wanted, rtol=rtol, atol=atol, msg=lambda text: f"{what}: {text}"
+    )
 
 
 def assert_gradients(

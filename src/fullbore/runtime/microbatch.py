@@ -224,7 +224,7 @@ class _Cutter:
 
     def optional(self, value: Tree, leaves: list[_Leaf]) -> list[Tree]:
         """Cut a keyword argument: a tensor of another size is replicated."""
-        pieces = []
+        pieces: list[Sequence[Tree]] = []
         for leaf in leaves:
             tensor = leaf.value
             if leaf.spec is None and isinstance(tensor, Tensor):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
+from torch.autograd.profiler import record_function
 
 from fullbore.errors import ExecutionError, ParameterError, TransportError
 from fullbore.execute import Interpreter
@@ -253,7 +253,7 @@ class Pipeline:
         self._epoch += 1
         worker.begin(run)
         try:
-            interpreter.run(around=_label if torch.autograd._profiler_enabled() else None)
+            interpreter.run(around=_label if torch._C._autograd._profiler_enabled() else None)
             self._transport.flush()
         except BaseException as error:
             self._fail(error)
@@ -290,7 +290,8 @@ def _edges(schedule: Schedule) -> tuple[Edge, ...]:
 
 
 def _label(action: Action) -> AbstractContextManager[object]:
-    return record_function(str(action))
+    # The prefix is PyTorch's too. Without it the profiler takes 2F0 for a mangled C++ name.
+    return record_function(f"PP:{action}")
 
 
 @contextmanager

@@ -263,7 +263,7 @@ class StageWorker:
                 f"loss_fn must return one number, got a tensor of shape {tuple(loss.shape)}; "
                 "reduce it (mean or sum) first"
             )
-        run.losses[microbatch] = loss.detach()
+        run.losses[microbatch] = loss.detach().reshape(())
         return [loss]
 
     def _gradients(self, unit: _Unit, microbatch: int) -> Gradients:
