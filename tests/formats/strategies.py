@@ -61,17 +61,14 @@ def chunks(stages: tuple[int, ...], dialect: str) -> st.SearchStrategy[Program]:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, *, dialect: str = "torch", compute: bool = False) -> Schedule:
+def schedules(draw: st.DrawFn, *, dialect: str = "torch") -> Schedule:
     """Every stage occurs, on its rank only, so that a CSV can hold the schedule."""
     placement = draw(placements())
     programs = []
     for rank in range(placement.num_ranks):
         stages = placement.stages_of(rank)
         program = [Action(stage, Kind.F, draw(microbatches)) for stage in stages]
-        if compute:
-            program += draw(st.lists(plain(stages, COMPUTE), max_size=4))
-        else:
-            program += chain.from_iterable(draw(st.lists(chunks(stages, dialect), max_size=4)))
+        program += chain.from_iterable(draw(st.lists(chunks(stages, dialect), max_size=4)))
         programs.append(tuple(program))
     leaves = [leaf for program in programs for action in program for leaf in action.leaves]
     kinds = {action.kind for program in programs for action in program}

@@ -31,15 +31,6 @@ def test_monarch_text_in_every_format_that_takes_it(schedule: Schedule):
 
 
 @few
-@given(schedules(compute=True))
-def test_split_backwards_never_read_as_full_ones(schedule: Schedule):
-    """In monarch text `0B0` is an input gradient; the two dialects give the same schedule."""
-    monarch = dumps(schedule, format="csv", dialect="monarch")
-    torch = dumps(schedule, format="csv")
-    assert loads(monarch, format="csv", dialect="monarch") == loads(torch, format="csv")
-
-
-@few
 @given(schedules(), st.data())
 def test_what_a_csv_cannot_say(schedule: Schedule, data: st.DataObject):
     """JSON and text keep every field, also where it is not what the actions imply."""
@@ -88,20 +79,19 @@ def test_any_text_is_a_schedule_or_refused(name: str, text: str):
         assert loads(dumps(found, format="json"), format="json") == found
 
 
-@pytest.mark.parametrize("name", FORMATS)
 @few
 @given(schedule=schedules(), data=st.data())
-def test_a_typing_error_is_a_schedule_or_refused(
-    name: str, schedule: Schedule, data: st.DataObject
-):
-    text = dumps(schedule, format=name)
-    place = data.draw(st.integers(0, len(text) - 1))
+def test_a_typing_error_is_a_schedule_or_refused(schedule: Schedule, data: st.DataObject):
     typed = data.draw(st.sampled_from(["", "0", "F", ",", "\n", " ", ";", ")", '"', "#", "{"]))
-    try:
-        found = loads(text[:place] + typed + text[place + 1 :], format=name)
-    except FormatError:
-        return
-    assert loads(dumps(found, format="json"), format="json") == found
+    where = data.draw(st.floats(0, 1, exclude_max=True))
+    for name in FORMATS:
+        text = dumps(schedule, format=name)
+        place = int(where * len(text))
+        try:
+            found = loads(text[:place] + typed + text[place + 1 :], format=name)
+        except FormatError:
+            continue
+        assert loads(dumps(found, format="json"), format="json") == found
 
 
 @few
