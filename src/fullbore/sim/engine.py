@@ -59,18 +59,22 @@ def earliest_start(schedule: Schedule, duration: Callable[[Action], float]) -> T
     order = executable_order(plain, deps)
     if order.blocked:
         raise _refusal(schedule)
+    is_transfer = [KINDS[kind].group is Group.COMMUNICATION for kind in Kind]
+    needs, gives = deps.needs, deps.gives
     ready: list[float] = [0] * deps.size
     clocks: list[float] = [0] * plain.num_ranks
     slots: list[list[Slot]] = [[] for _ in plain.programs]
     for rank, step in order.steps:
         action = plain.programs[rank][step]
-        start = max([ready[fact] for fact in deps.needs(action)], default=0)
-        if KINDS[action.kind].group is Group.COMMUNICATION:
-            end = start
-        else:
-            start = max(start, clocks[rank])
+        transfer = is_transfer[action.kind]
+        start = 0 if transfer else clocks[rank]
+        for fact in needs(action):
+            if ready[fact] > start:
+                start = ready[fact]
+        end = start
+        if not transfer:
             end = clocks[rank] = start + duration(action)
-        for fact in deps.gives(action):
+        for fact in gives(action):
             ready[fact] = end
         slots[rank].append(Slot(action, start, end))
     return Timeline(
@@ -85,13 +89,15 @@ def _in_range(plain: Schedule) -> bool:
     """Whether every action names a stage and a microbatch that exist, as the codes of the
     dependency rule require."""
     num_stages, num_microbatches = plain.num_stages, plain.num_microbatches
-    for program in plain.programs:
-        for stage, kind, microbatch, _ in program:
-            info = KINDS[kind]
-            low, high = (0, num_microbatches) if info.has_microbatch else (-1, 0)
-            if info.fused or not (0 <= stage < num_stages and low <= microbatch < high):
-                return False
-    return True
+    microbatches = [
+        range(num_microbatches) if info.has_microbatch else range(-1, -1 if info.fused else 0)
+        for info in map(KINDS.__getitem__, Kind)
+    ]
+    return all(
+        0 <= stage < num_stages and microbatch in microbatches[kind]
+        for program in plain.programs
+        for stage, kind, microbatch, _ in program
+    )
 
 
 def _refusal(schedule: Schedule) -> InvalidSchedule:

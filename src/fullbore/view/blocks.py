@@ -91,9 +91,12 @@ def kinds_of(rows: list[list[Block]]) -> list[Kind]:
 
 def summary(timeline: Timeline, costs: Mapping[Kind, float], kinds: list[Kind]) -> str:
     """One line: makespan, bubble, and the costs behind them."""
-    units = ", ".join(f"{LEGEND[kind][0]} = {costs[kind]:g}" for kind in kinds)
+    letters: dict[float, list[str]] = {}
+    for kind in kinds:
+        letters.setdefault(costs[kind], []).append(LEGEND[kind][0])
+    units = ", ".join(f"{' = '.join(same)} = {cost:g}" for cost, same in letters.items())
     return (
-        f"makespan {timeline.makespan:g}, of which the busiest rank works "
-        f"{max(timeline.busy, default=0):g}: bubble {timeline.makespan_bubble_rate:.1%} "
-        f"of makespan ({units} per stage)"
+        f"makespan {timeline.makespan:g}, busiest rank works {max(timeline.busy, default=0):g}: "
+        f"bubble {timeline.makespan_bubble_rate:.1%} of makespan"
+        f"{f' ({units} per stage)' if units else ''}"
     )
