@@ -63,7 +63,9 @@ def test_show_takes_the_options_of_the_grid():
 def test_show_draws_a_lowered_file_either_way():
     schedule = lower(build("1f1b", num_ranks=2, num_microbatches=2))
     save(schedule, "low.csv")
-    assert "step" in run("show", "low.csv").stdout
+    listed = run("show", "low.csv").stdout
+    assert listed.startswith("low.csv: 2 ranks")
+    assert "step" in listed
     assert "time" in run("show", "low.csv", "--no-lowered").stdout
 
 

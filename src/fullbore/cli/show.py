@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import click
 
@@ -66,6 +67,8 @@ def show(
     if as_json:
         echo_json(_report(found))
         return
+    if not found.name:
+        found = replace(found, name=Path(schedule).name)
     use_color = wants_color(color)
     text = render_grid(
         found,

@@ -34,6 +34,13 @@ class Block(NamedTuple):
     joined: bool
 
 
+def shades_of(schedule: Schedule) -> Mapping[int, int]:
+    """The shade of each stage: 0 and 1 in turn for the stages of a rank."""
+    ranks = range(schedule.num_ranks)
+    held = map(schedule.placement.stages_of, ranks)
+    return {stage: place % 2 for stages in held for place, stage in enumerate(stages)}
+
+
 def rows_of_blocks(
     schedule: Schedule, timeline: Timeline, *, compact: bool = False
 ) -> list[list[Block]]:
@@ -42,14 +49,13 @@ def rows_of_blocks(
     A compact label is one letter; others are the text of the action, less the stage if it is told
     by the rank.
     """
-    placement = schedule.placement
-    place = {s: k for r in range(schedule.num_ranks) for k, s in enumerate(placement.stages_of(r))}
-    numbered = placement.shape != "linear"
+    shades = shades_of(schedule)
+    numbered = schedule.placement.shape != "linear"
 
     def label(stage: int, kind: Kind, microbatch: int) -> str:
         letter = LEGEND[kind][0]
         if compact:
-            return letter.lower() if place[stage] % 2 else letter
+            return letter.lower() if shades[stage] else letter
         return (str(stage) * numbered) + letter + ("" if microbatch < 0 else str(microbatch))
 
     def blocks(slots: Sequence[Slot]) -> Iterator[Block]:
@@ -57,9 +63,9 @@ def rows_of_blocks(
             for later, leaf in zip(range(len(slot.leaves))[::-1], slot.leaves, strict=True):
                 if leaf.end > leaf.start:
                     stage, kind, microbatch, _ = leaf.action
-                    text, shade = label(stage, kind, microbatch), place[stage] % 2
+                    text = label(stage, kind, microbatch)
                     start, end = int(leaf.start), int(leaf.end)
-                    yield Block(leaf.action, start, end, text, shade, later > 0)
+                    yield Block(leaf.action, start, end, text, shades[stage], later > 0)
 
     return [list(blocks(slots)) for slots in timeline.ranks]
 

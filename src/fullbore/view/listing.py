@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from fullbore.ir import Kind, Schedule
+from fullbore.ir import KINDS, Action, Group, Kind, Schedule
+from fullbore.view.blocks import shades_of
 from fullbore.view.palette import DIM, PALETTE, WRONG, Canvas
 
 MARK = " !"
@@ -23,8 +24,9 @@ def listing(
         reduce_grad: show ``REDUCE_GRAD``; its step stays empty otherwise.
         wrong: the ``(rank, step)`` to mark.
     """
+    shades = shades_of(schedule)
     columns = [
-        _column(schedule, rank, reduce_grad=reduce_grad, wrong=wrong)
+        _column(schedule, rank, shades, reduce_grad=reduce_grad, wrong=wrong)
         for rank in range(schedule.num_ranks)
     ]
     widths = [2 + max(len(text) for text, _ in column) for column in columns]
@@ -44,7 +46,12 @@ def listing(
 
 
 def _column(
-    schedule: Schedule, rank: int, *, reduce_grad: bool, wrong: Collection[Place]
+    schedule: Schedule,
+    rank: int,
+    shades: Mapping[int, int],
+    *,
+    reduce_grad: bool,
+    wrong: Collection[Place],
 ) -> list[tuple[str, str]]:
     """Heading and actions of a rank, each with its style."""
     column = [(f"rank {rank}", DIM)]
@@ -54,10 +61,18 @@ def _column(
         elif (rank, step) in wrong:
             column.append((f"{action}{MARK}", WRONG))
         else:
-            column.append((str(action), PALETTE[action.kind][0].ink))
+            column.append((str(action), _style(action, shades)))
     while not column[-1][0]:
         column.pop()
     return column
+
+
+def _style(action: Action, shades: Mapping[int, int]) -> str:
+    """Computation stands out, sharding stands back."""
+    group = KINDS[action.kind].group
+    if group is Group.COMPUTE:
+        return PALETTE[action.kind][shades.get(action.stage, 0)].block
+    return DIM if group is Group.SHARDING else ""
 
 
 def _groups(widths: list[int], room: int) -> list[list[int]]:

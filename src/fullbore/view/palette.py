@@ -28,11 +28,6 @@ class Paint(NamedTuple):
         """The escape sequence for text on a coloured block."""
         return f"\x1b[38;5;{self.text};48;5;{self.back}m"
 
-    @property
-    def ink(self) -> str:
-        """The escape sequence for coloured text on the terminal's own background."""
-        return f"\x1b[38;5;{self.back}m"
-
 
 def _table() -> Mapping[Kind, tuple[Paint, Paint]]:
     white, black = (231, "#ffffff"), (16, "#000000")
@@ -51,16 +46,8 @@ def _table() -> Mapping[Kind, tuple[Paint, Paint]]:
             Kind.B: backward,
             Kind.I: for_input,
             Kind.W: for_weights,
-            Kind.SEND_F: forward,
-            Kind.RECV_F: forward,
-            Kind.SEND_B: backward,
-            Kind.RECV_B: backward,
-            Kind.UNSHARD: grey,
-            Kind.RESHARD: grey,
             Kind.REDUCE_GRAD: grey,
             Kind.OVERLAP_F_B: backward,
-            Kind.SEND_F_RECV_B: grey,
-            Kind.SEND_B_RECV_F: grey,
         }
     )
 
@@ -82,4 +69,4 @@ class Canvas:
 
     def paint(self, text: str, style: str) -> str:
         """``text`` in a style; as it is without colours."""
-        return f"{style}{text}{RESET}" if self.color and text else text
+        return f"{style}{text}{RESET}" if self.color and style and text else text
