@@ -61,4 +61,4 @@ def test_any_schedule_shows_in_a_notebook():
 
 def test_there_are_some_that_run_and_some_that_cannot():
     texts = [render_grid(any_schedule(seed), lowered=False) for seed in range(40)]
-    assert 5 < sum("makespan" in text for text in texts) < 35
+    assert 3 <= sum("makespan" in text for text in texts) <= 37
