@@ -29,9 +29,11 @@ def made_up(random: Random) -> Schedule:
     return Schedule(programs, placement, random.randrange(1, 3), random.choice([*Form]))
 
 
-def misspelt(random: Random) -> Schedule:
+def perhaps_misspelt(random: Random) -> Schedule:
     schedule = build(random.choice([*FAMILIES]), num_ranks=2, num_microbatches=3)
     schedule = random.choice([schedule, lower(schedule)])
+    if random.random() < 0.4:
+        return schedule
     programs = [list(program) for program in schedule.programs]
     program = random.choice(programs)
     moved = program.pop(random.randrange(len(program)))
@@ -42,7 +44,7 @@ def misspelt(random: Random) -> Schedule:
 
 def any_schedule(seed: int) -> Schedule:
     random = Random(seed)
-    return random.choice([made_up, misspelt])(random)
+    return random.choice([made_up, perhaps_misspelt])(random)
 
 
 @pytest.mark.parametrize("options", [{}, {"color": True, "width": 1}, {"compact": True}], ids=str)
@@ -61,4 +63,4 @@ def test_any_schedule_shows_in_a_notebook():
 
 def test_there_are_some_that_run_and_some_that_cannot():
     texts = [render_grid(any_schedule(seed), lowered=False) for seed in range(40)]
-    assert 3 <= sum("makespan" in text for text in texts) <= 37
+    assert 5 < sum("makespan" in text for text in texts) < 35
