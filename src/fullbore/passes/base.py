@@ -38,8 +38,7 @@ class Pass(ABC):
             PassError: the schedule has the wrong form, or the pass refuses it.
         """
         if not isinstance(schedule, Schedule):
-            got = type(schedule).__name__  # type: ignore[unreachable]  # not everyone checks types
-            raise ParameterError(f"{self.name}: takes a Schedule, got a {got}")
+            raise ParameterError(f"{self.name}: takes a Schedule, got a {type(schedule).__name__}")
         if schedule.form not in self.takes:
             wanted = " or ".join(form.name for form in self.takes)
             raise self.refusal(schedule, f"takes {wanted} form, this is {schedule.form.name}")
@@ -77,4 +76,6 @@ def who_waits(schedule: Schedule) -> str:
 
 
 def _text(value: object) -> str:
-    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if not isinstance(value, tuple):
+        return str(value)
+    return "/".join(map(str, value)) + "/" * (len(value) == 1)

@@ -11,9 +11,8 @@ from fullbore.ir import Action, Dependencies, Form, Kind, Schedule
 from fullbore.passes.base import Pass, who_waits
 
 Put = Callable[[Action], None]
-Route = tuple[
-    Put, int, Kind, Put, int, Kind
-]  # where the send and the receive go, and what they are
+Route = tuple[Put, int, Kind, Put, int, Kind]
+"""Whose list a send goes to, its stage and kind, and the same of its receive."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -18,7 +18,8 @@ class ForwardOnly(Pass):
     """Keeps every ``F`` and its traffic, in the same order, and drops the rest.
 
     Of an overlap or a batched pair the forward half stays. An ``UNSHARD`` and its ``RESHARD`` stay
-    where an ``F`` of their stage remains between them.
+    where an ``F`` of their stage remains between them; a stage that would be freed and gathered
+    again with nothing in between stays gathered.
     """
 
     name: ClassVar[str] = "forward_only"
@@ -26,7 +27,10 @@ class ForwardOnly(Pass):
 
     def apply(self, schedule: Schedule) -> Schedule:
         """Filter each program; the result is marked as forward-only."""
-        programs = tuple(_without_idle_unshards(_forward(p)) for p in schedule.programs)
+        programs = tuple(
+            _without_regathers(_without_idle_unshards(_forward(program)))
+            for program in schedule.programs
+        )
         return replace(schedule, programs=programs, forward_only=True)
 
 
@@ -37,8 +41,8 @@ def _forward(program: Program) -> Iterator[Action]:
                 yield leaf
 
 
-def _without_idle_unshards(actions: Iterator[Action]) -> Program:
-    """Drop each pair of UNSHARD and RESHARD with no F of its stage in between."""
+def _without_idle_unshards(actions: Iterable[Action]) -> Program:
+    """Without each UNSHARD and its RESHARD that have no F of their stage in between."""
     kept: list[Action | None] = []
     unused: dict[int, int] = {}  # where an UNSHARD stands that no F has used yet
     for action in actions:
@@ -49,4 +53,19 @@ def _without_idle_unshards(actions: Iterator[Action]) -> Program:
             unused.pop(action.stage, None)
         elif action.kind is Kind.RESHARD and action.stage in unused:
             kept[unused.pop(action.stage)] = kept[-1] = None
+    return tuple(action for action in kept if action is not None)
+
+
+def _without_regathers(actions: Iterable[Action]) -> Program:
+    """Without each RESHARD that the same stage's UNSHARD follows before anything needs the room."""
+    kept: list[Action | None] = []
+    freed: dict[int, int] = {}  # where a RESHARD stands that might be undone
+    for action in actions:
+        kept.append(action)
+        if action.kind is Kind.RESHARD:
+            freed[action.stage] = len(kept) - 1
+        elif action.kind is Kind.UNSHARD and action.stage in freed:
+            kept[freed.pop(action.stage)] = kept[-1] = None
+        elif action.kind in (Kind.F, Kind.UNSHARD):
+            freed.clear()
     return tuple(action for action in kept if action is not None)

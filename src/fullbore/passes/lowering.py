@@ -55,12 +55,11 @@ def lower(
         )
     if not shard and (max_active_stages, lookahead) != (None, None):
         raise ParameterError("lower: max_active_stages and lookahead need shard=True")
+    reduces = shard if reduce_grad is None else reduce_grad
     held = InsertUnshard.max_active_stages if max_active_stages is None else max_active_stages
     wanted: dict[type[Pass], Pass | None] = {
         InsertUnshard: InsertUnshard(held, lookahead) if shard else None,
-        InsertReduceGrad: InsertReduceGrad()
-        if (shard if reduce_grad is None else reduce_grad)
-        else None,
+        InsertReduceGrad: InsertReduceGrad() if reduces else None,
         InsertCommunication: InsertCommunication(),
         SinkReceives: SinkReceives() if sink else None,
         BatchCommunication: BatchCommunication() if batch else None,

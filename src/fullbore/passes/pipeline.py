@@ -30,11 +30,16 @@ def run_passes(
             the last.
 
     Raises:
-        ParameterError: the text is not a pipeline.
+        ParameterError: the text is not a pipeline, or something in the sequence is not a pass.
         InvalidSchedule: the schedule is not valid to begin with.
         PassError: a pass refuses the schedule, or the result is not valid.
     """
     passes = parse_pipeline(pipeline) if isinstance(pipeline, str) else tuple(pipeline)
+    for each in passes:
+        if not isinstance(each, Pass):
+            raise ParameterError(
+                f"run_passes: {each!r} is no pass; give InsertUnshard(), say, or text"
+            )
     check(schedule)
     result = schedule
     for count, each in enumerate(passes, 1):
@@ -47,8 +52,8 @@ def run_passes(
 def parse_pipeline(text: str) -> tuple[Pass, ...]:
     """Passes from text: ``"insert_unshard{max_active_stages=3},insert_communication"``.
 
-    An option's value is a whole number, a word, or numbers with slashes, ``2/3/4``. Blanks do not
-    matter. An empty text is the empty pipeline.
+    An option's value is a whole number, a word, or several numbers, ``2/3/4`` (one alone: ``2/``).
+    Blanks do not matter. An empty text is the empty pipeline.
 
     Raises:
         ParameterError: the text does not read like that, or names an unknown pass or option.
@@ -101,6 +106,5 @@ def _check_result(schedule: Schedule, passes: Sequence[Pass]) -> None:
         check(schedule)
     except InvalidSchedule as error:
         text = ",".join(map(str, passes))
-        raise PassError(
-            f"{text} on {schedule.name or 'schedule'} gave an invalid one: {error}"
-        ) from error
+        name = schedule.name or "schedule"
+        raise PassError(f"{text} on {name}: the result is wrong: {error}") from error
