@@ -2,5 +2,13 @@
 
 from fullbore.runtime.transport.base import Edge, Transport, describe_tag, make_tag
 from fullbore.runtime.transport.local import LocalTransport
+from fullbore.runtime.transport.shm import SharedMemoryTransport
 
-__all__ = ["Edge", "LocalTransport", "Transport", "describe_tag", "make_tag"]
+__all__ = [
+    "Edge",
+    "LocalTransport",
+    "SharedMemoryTransport",
+    "Transport",
+    "describe_tag",
+    "make_tag",
+]

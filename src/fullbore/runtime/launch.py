@@ -1,0 +1,324 @@
+"""Starts the ranks of one host, each in a process of its own, and collects what they return."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, Literal
+
+import torch
+
+from fullbore.errors import ExecutionError, ParameterError, PeerFailed, TransportTimeout
+from fullbore.runtime.transport import SharedMemoryTransport, Transport
+from fullbore.runtime.transport.shm import socket_pairs
+
+GRACE = 3.0
+"""Seconds that ranks get to end by themselves once one has failed, or all are done."""
+
+_RESULT, _REPORT, _FAILURE = range(3)
+
+
+class ChildTraceback(Exception):
+    """The traceback of an exception in a rank's process, as text."""
+
+
+@dataclass(frozen=True)
+class _SharedMemory:
+    """How a rank opens its transport."""
+
+    sockets: dict[int, socket.socket]
+    timeout: float
+
+    def open(self, rank: int) -> Transport:
+        return SharedMemoryTransport(rank, self.sockets, timeout=self.timeout)
+
+    def close_copies(self) -> None:
+        # Or the death of the process that has the other copy would not be seen.
+        for end in self.sockets.values():
+            end.close()
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What all ranks' processes are told."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    threads: int
+    tune_malloc: bool
+    reports: bool
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """How a rank failed. A consequence is what a rank sees when another one fails."""
+
+    rank: int
+    message: str
+    stage: int | None = None
+    action: str | None = None
+    trace: str = ""
+    consequence: bool = False
+
+
+@dataclass
+class _Child:
+    """A rank's process."""
+
+    rank: int
+    process: SpawnProcess
+    connection: Connection
+    outcome: tuple[Any] | _Failure | None = None
+
+
+def launch(
+    function: Callable[..., Any],
+    num_ranks: int,
+    *,
+    transport: Literal["auto", "shm"] = "auto",
+    args: Sequence[Any] = (),
+    timeout: float = 300.0,
+    threads: int = 1,
+    on_report: Callable[[int, Any], None] | None = None,
+    tune_malloc: bool = True,
+) -> list[Any]:
+    """Run ``function`` on ``num_ranks`` new processes of this host and wait for them.
+
+    Nothing is left behind: the processes end with the call, however it ends, and with this process.
+    Ctrl-C interrupts this process only, which ends them.
+
+    Args:
+        function: called as ``function(transport, rank, *args)``, or, with ``on_report``, as
+            ``function(transport, rank, report, *args)``. It must be importable, its arguments and
+            its result picklable. The transport is closed afterwards.
+        num_ranks: how many.
+        transport: ``"shm"``: shared memory, Linux only; ``"auto"``: the best there is.
+        args: further arguments.
+        timeout: seconds that a message between ranks may take.
+        threads: torch threads of each process.
+        on_report: called here, as ``on_report(rank, value)``, for every ``report(value)`` there.
+        tune_malloc: let the processes keep freed memory instead of returning it to the system
+            (glibc only): faster, but they hold their peak.
+
+    Returns:
+        The results, in rank order.
+
+    Raises:
+        ParameterError: an argument makes no sense.
+        ExecutionError: a rank failed: the first that did so by itself. Its cause is the traceback
+            there.
+    """
+    if num_ranks < 1:
+        raise ParameterError(f"num_ranks must be at least 1; got {num_ranks}")
+    _require_importable(function)
+    task = _Task(function, tuple(args), threads, tune_malloc, on_report is not None)
+    children: list[_Child] = []
+    try:
+        for rank, opening in enumerate(_openings(transport, num_ranks, timeout)):
+            children.append(_start(rank, opening, task))
+            opening.close_copies()
+        failures = _attend(children, on_report)
+        _wait_for([child.process for child in children if child.outcome is not None], GRACE)
+    finally:
+        _end(children)
+    if failures:
+        raise _error(failures)
+    return [child.outcome[0] for child in children if isinstance(child.outcome, tuple)]
+
+
+def _require_importable(function: Callable[..., Any]) -> None:
+    try:
+        pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ParameterError(
+            f"the ranks' processes must be able to import the function; got {function!r}: {error}"
+        ) from error
+
+
+def _openings(transport: str, num_ranks: int, timeout: float) -> Iterator[_SharedMemory]:
+    if transport not in ("auto", "shm"):
+        raise ParameterError(f'transport must be "auto" or "shm"; got {transport!r}')
+    return iter([_SharedMemory(sockets, timeout) for sockets in socket_pairs(num_ranks)])
+
+
+def _start(rank: int, opening: _SharedMemory, task: _Task) -> _Child:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_run, args=(rank, opening, task, theirs), name=f"rank {rank}", daemon=False
+    )
+    process.start()
+    theirs.close()
+    return _Child(rank, process, ours)
+
+
+def _attend(children: list[_Child], on_report: Callable[[int, Any], None] | None) -> list[_Failure]:
+    """Until every rank has an outcome, or has had time for one since the first failure. Gives the
+    failures in the order in which they were noticed."""
+    failures: list[_Failure] = []
+    deadline = math.inf
+    while busy := [child for child in children if child.outcome is None]:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        # A process may have ended with something still to be read, or with its pipe held open.
+        sources = [
+            source for child in busy for source in (child.connection, child.process.sentinel)
+        ]
+        ready = wait(sources, None if left == math.inf else left)
+        for child in busy:
+            if child.connection in ready or child.process.sentinel in ready:
+                _hear(child, on_report)
+            if isinstance(child.outcome, _Failure):
+                failures.append(child.outcome)
+                deadline = min(deadline, time.monotonic() + GRACE)
+    return failures
+
+
+def _hear(child: _Child, on_report: Callable[[int, Any], None] | None) -> None:
+    try:
+        message = child.connection.recv_bytes() if child.connection.poll() else b""
+    except (EOFError, ConnectionResetError):
+        message = b""
+    if not message:
+        child.outcome = _died(child)
+        return
+    kind, value = pickle.loads(message)
+    if kind != _REPORT:
+        child.outcome = value if kind == _FAILURE else (value,)
+    elif on_report is not None:
+        on_report(child.rank, value)
+
+
+def _died(child: _Child) -> _Failure:
+    child.process.join(GRACE)
+    code = child.process.exitcode
+    if code is None:
+        how = "stopped talking"
+    elif code < 0:
+        how = f"was killed by {signal.Signals(-code).name}"
+    else:
+        how = f"exited with code {code}"
+    return _Failure(child.rank, f"the process {how} without a result")
+
+
+def _wait_for(processes: Sequence[SpawnProcess], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+
+
+def _end(children: Sequence[_Child]) -> None:
+    processes = [child.process for child in children]
+    for end in (SpawnProcess.terminate, SpawnProcess.kill):
+        alive = [process for process in processes if process.is_alive()]
+        for process in alive:
+            end(process)
+        _wait_for(alive, GRACE)
+    for child in children:
+        child.connection.close()
+        child.process.close()
+
+
+def _error(failures: Sequence[_Failure]) -> ExecutionError:
+    first = min(failures, key=lambda failure: failure.consequence)
+    error = ExecutionError(first.message, rank=first.rank, stage=first.stage, action=first.action)
+    error.__cause__ = ChildTraceback(f"\n{first.trace}") if first.trace else None
+    return error
+
+
+def _run(rank: int, opening: _SharedMemory, task: _Task, connection: Connection) -> None:
+    """What a rank's process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+    if task.tune_malloc:
+        tune_malloc()
+    torch.set_num_threads(task.threads)
+    tell = _teller(connection)
+    report = (lambda value: tell(_REPORT, value),) if task.reports else ()
+    try:
+        tell(_RESULT, _play(rank, opening, task, report))
+    except Exception as error:  # noqa: BLE001 - the launcher raises it again
+        tell(_FAILURE, _failure(rank, error))
+
+
+def _play(
+    rank: int, opening: _SharedMemory, task: _Task, report: tuple[Callable[[Any], None], ...]
+) -> Any:
+    transport = opening.open(rank)
+    try:
+        result = task.function(transport, rank, *report, *task.args)
+        transport.close()
+    except Exception as error:
+        transport.abort(_failure(rank, error).message)
+        raise
+    return result
+
+
+def _teller(connection: Connection) -> Callable[[int, object], None]:
+    lock = threading.Lock()
+
+    def tell(kind: int, value: object) -> None:
+        # Plain pickles: torch's own way of sending tensors needs this process to outlive the read.
+        message = pickle.dumps((kind, value))
+        with lock:
+            connection.send_bytes(message)
+
+    return tell
+
+
+def _failure(rank: int, error: Exception) -> _Failure:
+    trace = "".join(traceback.format_exception(error))
+    consequence = any(isinstance(link, PeerFailed | TransportTimeout) for link in _chain(error))
+    if isinstance(error, ExecutionError):
+        where = rank if error.rank is None else error.rank
+        return _Failure(where, error.message, error.stage, error.action, trace, consequence)
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return _Failure(
+        rank, f"{type(error).__name__}: {error}{notes}", trace=trace, consequence=consequence
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, name="fullbore-lifeline", daemon=True).start()
+
+
+def tune_malloc() -> bool:
+    """Let this process keep freed memory instead of returning it to the system and asking again:
+    fewer page faults. Gives whether the C library can do that (glibc can).
+
+    For processes that do nothing but train: the memory stays with them until they end.
+    """
+    if not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallopt"):
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    trim_threshold, mmap_threshold = -1, -3
+    # Older versions refuse more than 32 MB.
+    kept = any(mallopt(mmap_threshold, size) for size in (1 << 30, 1 << 25))
+    return bool(kept and mallopt(trim_threshold, 2**31 - 1))
