@@ -133,7 +133,7 @@ def _check_reduction(
         return
     action = Action(stage, Kind.REDUCE_GRAD)
     for step in reduces[1:]:
-        message = f"the gradients of stage {stage} are reduced at step {reduces[0]} already"
+        message = f"the gradients of stage {stage} are reduced at step {reduces[0]}"
         report.add(REDUCE_TWICE, message, rank=rank, step=step, action=action)
     gradients = (survey.steps[kind][stage].values() for kind in (Kind.B, Kind.W))
     last = max(chain.from_iterable(gradients), default=-1)

@@ -21,7 +21,7 @@ WRONG_RANK = Rule(
     "wrong-rank",
     "A stage lives on one rank, the one that the placement names, and runs nowhere else.",
     "move the action to the stage's rank, or change the placement",
-    Example("0F0,0B0,1F0\n1F0,1B0", ranks=(0, 1)),
+    Example("0F0,0B0,1F0\n1B0", ranks=(0, 1)),
 )
 MICROBATCH_RANGE = Rule(
     "microbatch-range",
@@ -205,7 +205,7 @@ class Survey:
         first, second = parts
         if KINDS[kind].group is Group.COMPUTE:
             if (first.stage, first.microbatch) == (second.stage, second.microbatch):
-                backward, forward = sorted(map(str, parts), key=lambda text: "F" in text)
+                forward, backward = sorted(parts, key=lambda part: part.kind)
                 yield OVERLAP_DEPENDENT, f"{backward} needs {forward}"
             return
         peers = [self._ranks[part.stage + KINDS[part.kind].stage_step] for part in parts]

@@ -33,7 +33,7 @@ TWO_BACKWARDS = Rule(
     "A microbatch has one backward in each stage: B does the work of I and W, so neither of these "
     "comes beside it.",
     "keep either B, or I and W",
-    Example("0F0,0B0,0I0,0W0"),
+    Example("0F0,0B0,0I0"),
 )
 WEIGHT_BEFORE_INPUT = Rule(
     "weight-before-input",
