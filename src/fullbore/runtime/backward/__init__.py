@@ -1,0 +1,5 @@
+"""Full backward, and backward in two parts that a schedule can place apart."""
+
+from fullbore.runtime.backward.split import SplitBackward, full_backward
+
+__all__ = ["SplitBackward", "full_backward"]
