@@ -13,3 +13,8 @@ PUBLIC = {
 def test_the_public_names_are_these() -> None:
     assert set(fb.__all__) == PUBLIC
     assert all(hasattr(fb, name) for name in PUBLIC)
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    assert not hasattr(fb, "biuld")
+    assert set(dir(fb)) >= PUBLIC

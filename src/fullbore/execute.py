@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 from fullbore.errors import ExecutionError
@@ -62,30 +63,30 @@ def bind(action: Action, worker: Worker) -> Call:
     stage, kind, microbatch, parts = action
     match kind:
         case Kind.F:
-            return lambda: worker.forward(stage, microbatch)
+            return partial(worker.forward, stage, microbatch)
         case Kind.B:
-            return lambda: worker.backward(stage, microbatch)
+            return partial(worker.backward, stage, microbatch)
         case Kind.I:
-            return lambda: worker.backward_input(stage, microbatch)
+            return partial(worker.backward_input, stage, microbatch)
         case Kind.W:
-            return lambda: worker.backward_weight(stage, microbatch)
+            return partial(worker.backward_weight, stage, microbatch)
         case Kind.SEND_F:
-            return lambda: worker.send_forward(stage, microbatch)
+            return partial(worker.send_forward, stage, microbatch)
         case Kind.RECV_F:
-            return lambda: worker.recv_forward(stage, microbatch)
+            return partial(worker.recv_forward, stage, microbatch)
         case Kind.SEND_B:
-            return lambda: worker.send_backward(stage, microbatch)
+            return partial(worker.send_backward, stage, microbatch)
         case Kind.RECV_B:
-            return lambda: worker.recv_backward(stage, microbatch)
+            return partial(worker.recv_backward, stage, microbatch)
         case Kind.UNSHARD:
-            return lambda: worker.unshard(stage)
+            return partial(worker.unshard, stage)
         case Kind.RESHARD:
-            return lambda: worker.reshard(stage)
+            return partial(worker.reshard, stage)
         case Kind.REDUCE_GRAD:
-            return lambda: worker.reduce_grad(stage)
+            return partial(worker.reduce_grad, stage)
         case Kind.OVERLAP_F_B | Kind.SEND_F_RECV_B | Kind.SEND_B_RECV_F:
             calls = [bind(part, worker) for part in parts]
-            return lambda: worker.together(action, calls)
+            return partial(worker.together, action, calls)
 
 
 class Interpreter:
