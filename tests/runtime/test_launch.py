@@ -62,11 +62,13 @@ def sleeping(transport: Transport, rank: int, report) -> None:
     time.sleep(600)
 
 
-def test_results_and_reports():
+@pytest.mark.parametrize("transport", ["auto", "p2p"])
+def test_results_and_reports(transport):
     reports = []
     results = launch(
         reporting,
         2,
+        transport=transport,
         args=(2,),
         threads=2,
         on_report=lambda rank, value: reports.append((rank, value)),

@@ -14,12 +14,13 @@ from fullbore.runtime.wire import (
     Describer,
     Form,
     LayoutNumbers,
-    copy_out,
+    copies,
     decode,
     encode,
     fill,
+    finish,
+    unpack,
     views,
-    wrap,
 )
 
 pytestmark = pytest.mark.torch
@@ -33,8 +34,9 @@ def through(value, *, in_place: bool):
     buffer = torch.zeros(max(layout.nbytes, 1), dtype=torch.uint8)
     fill(views(layout, buffer), tensors)
     if in_place and layout.nbytes:
-        return wrap(known, bytearray(buffer.numpy().tobytes()[: layout.nbytes]))
-    return copy_out(known, views(known, buffer))
+        memory = bytearray(buffer.numpy().tobytes()[: layout.nbytes])
+        return finish(known, unpack(known, memory))
+    return finish(known, copies(views(known, buffer)))
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "copied"])

@@ -14,20 +14,24 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
+import torch.distributed as dist
 
 from fullbore.errors import ExecutionError, ParameterError, PeerFailed, TransportTimeout
-from fullbore.runtime.transport import SharedMemoryTransport, Transport
+from fullbore.runtime.transport import P2PTransport, SharedMemoryTransport, Transport
 from fullbore.runtime.transport.shm import socket_pairs
 
 GRACE = 3.0
 """Seconds that ranks get to end by themselves once one has failed, or all are done."""
 
+_LOOPBACK = "127.0.0.1"
 _RESULT, _REPORT, _FAILURE = range(3)
 
 
@@ -35,10 +39,18 @@ class ChildTraceback(Exception):
     """The traceback of an exception in a rank's process, as text."""
 
 
-@dataclass(frozen=True)
-class _SharedMemory:
+class _Opening(Protocol):
     """How a rank opens its transport."""
 
+    def open(self, rank: int) -> Transport:
+        """In the rank's process."""
+
+    def close_copies(self) -> None:
+        """In the launcher, once the rank has been told."""
+
+
+@dataclass(frozen=True)
+class _SharedMemory:
     sockets: dict[int, socket.socket]
     timeout: float
 
@@ -49,6 +61,25 @@ class _SharedMemory:
         # Or the death of the process that has the other copy would not be seen.
         for end in self.sockets.values():
             end.close()
+
+
+@dataclass(frozen=True)
+class _ProcessGroup:
+    port: int
+    num_ranks: int
+    timeout: float
+
+    def open(self, rank: int) -> Transport:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if _on_linux() else "lo0")
+        limit = timedelta(seconds=self.timeout)
+        store = dist.TCPStore(_LOOPBACK, self.port, None, False, timeout=limit)  # type: ignore[attr-defined] # torch does not declare it as exported
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=self.num_ranks, timeout=limit
+        )
+        return P2PTransport(timeout=self.timeout)
+
+    def close_copies(self) -> None:
+        """There are none."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +119,7 @@ def launch(
     function: Callable[..., Any],
     num_ranks: int,
     *,
-    transport: Literal["auto", "shm"] = "auto",
+    transport: Literal["auto", "shm", "p2p"] = "auto",
     args: Sequence[Any] = (),
     timeout: float = 300.0,
     threads: int = 1,
@@ -105,7 +136,8 @@ def launch(
             ``function(transport, rank, report, *args)``. It must be importable, its arguments and
             its result picklable. The transport is closed afterwards.
         num_ranks: how many.
-        transport: ``"shm"``: shared memory, Linux only; ``"auto"``: the best there is.
+        transport: ``"shm"``: shared memory, Linux only; ``"p2p"``: a process group over the
+            loopback interface, the ranks' default group; ``"auto"``: shared memory where it exists.
         args: further arguments.
         timeout: seconds that a message between ranks may take.
         threads: torch threads of each process.
@@ -126,14 +158,15 @@ def launch(
     _require_importable(function)
     task = _Task(function, tuple(args), threads, tune_malloc, on_report is not None)
     children: list[_Child] = []
-    try:
-        for rank, opening in enumerate(_openings(transport, num_ranks, timeout)):
-            children.append(_start(rank, opening, task))
-            opening.close_copies()
-        failures = _attend(children, on_report)
-        _wait_for([child.process for child in children if child.outcome is not None], GRACE)
-    finally:
-        _end(children)
+    with _openings(transport, num_ranks, timeout) as openings:
+        try:
+            for rank, opening in enumerate(openings):
+                children.append(_start(rank, opening, task))
+                opening.close_copies()
+            failures = _attend(children, on_report)
+            _wait_for([child.process for child in children if child.outcome is not None], GRACE)
+        finally:
+            _end(children)
     if failures:
         raise _error(failures)
     return [child.outcome[0] for child in children if isinstance(child.outcome, tuple)]
@@ -148,13 +181,24 @@ def _require_importable(function: Callable[..., Any]) -> None:
         ) from error
 
 
-def _openings(transport: str, num_ranks: int, timeout: float) -> Iterator[_SharedMemory]:
-    if transport not in ("auto", "shm"):
-        raise ParameterError(f'transport must be "auto" or "shm"; got {transport!r}')
-    return iter([_SharedMemory(sockets, timeout) for sockets in socket_pairs(num_ranks)])
+@contextmanager
+def _openings(transport: str, num_ranks: int, timeout: float) -> Iterator[Sequence[_Opening]]:
+    """One for each rank; valid inside the context."""
+    if transport not in ("auto", "shm", "p2p"):
+        raise ParameterError(f'transport must be "auto", "shm" or "p2p"; got {transport!r}')
+    if transport == "shm" or (transport == "auto" and _on_linux()):
+        yield [_SharedMemory(sockets, timeout) for sockets in socket_pairs(num_ranks)]
+        return
+    # The ranks meet at this process, at a port that the system chooses.
+    store = dist.TCPStore(_LOOPBACK, 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined] # torch does not declare it as exported
+    yield [_ProcessGroup(store.port, num_ranks, timeout)] * num_ranks
 
 
-def _start(rank: int, opening: _SharedMemory, task: _Task) -> _Child:
+def _on_linux() -> bool:
+    return sys.platform.startswith("linux")
+
+
+def _start(rank: int, opening: _Opening, task: _Task) -> _Child:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
@@ -240,7 +284,7 @@ def _error(failures: Sequence[_Failure]) -> ExecutionError:
     return error
 
 
-def _run(rank: int, opening: _SharedMemory, task: _Task, connection: Connection) -> None:
+def _run(rank: int, opening: _Opening, task: _Task, connection: Connection) -> None:
     """What a rank's process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent()
@@ -256,12 +300,14 @@ def _run(rank: int, opening: _SharedMemory, task: _Task, connection: Connection)
 
 
 def _play(
-    rank: int, opening: _SharedMemory, task: _Task, report: tuple[Callable[[Any], None], ...]
+    rank: int, opening: _Opening, task: _Task, report: tuple[Callable[[Any], None], ...]
 ) -> Any:
     transport = opening.open(rank)
     try:
         result = task.function(transport, rank, *report, *task.args)
         transport.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     except Exception as error:
         transport.abort(_failure(rank, error).message)
         raise
@@ -315,7 +361,7 @@ def tune_malloc() -> bool:
 
     For processes that do nothing but train: the memory stays with them until they end.
     """
-    if not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallopt"):
+    if not _on_linux() or not hasattr(ctypes.CDLL(None), "mallopt"):
         return False
     mallopt = ctypes.CDLL(None).mallopt
     trim_threshold, mmap_threshold = -1, -3

@@ -41,7 +41,8 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One tensor of a message: ``nbytes`` bytes at ``offset``, row by row."""
+    """One tensor of a message. If it is in main memory it is packed, row by row, into ``nbytes``
+    bytes at ``offset``; if not, it goes its own way, and both are 0."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -57,21 +58,23 @@ class Layout:
     Attributes:
         form: ``TENSOR``: one tensor; ``TUPLE``: a tuple of tensors; ``TREE``: see ``spec``.
         leaves: the tensors, in pytree order.
+        packed: those in main memory.
+        device: the positions, in ``leaves``, of those that are not.
+        differentiable: the positions of those that ask for a gradient.
         spec: the structure of a ``TREE``.
         plain: the leaves of a ``TREE`` that are no tensors, by their position in pytree order.
         nbytes: size of the packed tensors.
-        on_cpu: whether all tensors are in main memory.
-        differentiable: which tensors ask for a gradient.
     """
 
     __slots__ = (
         "_hash",
         "_key",
+        "device",
         "differentiable",
         "form",
         "leaves",
         "nbytes",
-        "on_cpu",
+        "packed",
         "plain",
         "spec",
     )
@@ -85,8 +88,9 @@ class Layout:
         plain: tuple[tuple[int, object], ...] = (),
     ) -> None:
         self.form, self.leaves, self.spec, self.plain = form, leaves, spec, plain
-        self.nbytes = leaves[-1].offset + leaves[-1].nbytes if leaves else 0
-        self.on_cpu = all(leaf.on_cpu for leaf in leaves)
+        self.packed = tuple(leaf for leaf in leaves if leaf.on_cpu)
+        self.device = tuple(i for i, leaf in enumerate(leaves) if not leaf.on_cpu)
+        self.nbytes = self.packed[-1].offset + self.packed[-1].nbytes if self.packed else 0
         self.differentiable = tuple(i for i, leaf in enumerate(leaves) if leaf.requires_grad)
         named = tuple((index, _token(value)) for index, value in plain)
         self._key = (form, leaves, spec, named)
@@ -209,8 +213,11 @@ def _place(tensors: Sequence[Tensor]) -> Iterator[Leaf]:
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise _not_plain(tensor.type())
+        if not tensor.is_cpu:
+            yield Leaf(tensor.dtype, tensor.shape, tensor.requires_grad, False, 0, 0)
+            continue
         nbytes = tensor.numel() * tensor.element_size()
-        yield Leaf(tensor.dtype, tensor.shape, tensor.requires_grad, tensor.is_cpu, offset, nbytes)
+        yield Leaf(tensor.dtype, tensor.shape, tensor.requires_grad, True, offset, nbytes)
         offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -244,46 +251,43 @@ def decode(text: bytes) -> Layout:
 
 
 def views(layout: Layout, buffer: Tensor) -> list[Tensor]:
-    """The places of the layout's tensors in ``buffer`` (1-d, uint8, at least ``nbytes`` long)."""
+    """The places of the packed tensors in ``buffer`` (1-d, uint8, at least ``nbytes`` long)."""
     # A view made under inference mode could not be written to outside of it.
     with torch.inference_mode(False):
         return [
             buffer[leaf.offset : leaf.offset + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
-            for leaf in layout.leaves
+            for leaf in layout.packed
         ]
 
 
 def fill(places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy ``tensors``, of any strides and with or without a graph, to their places."""
-    for place, tensor in zip(places, tensors, strict=False):
+    for place, tensor in zip(places, tensors, strict=True):
         place.copy_(tensor.detach() if tensor.requires_grad else tensor)
 
 
-def copy_out(layout: Layout, places: Sequence[Tensor]) -> Tree:
-    """The value whose tensors are now in ``places``, in memory of its own."""
-    return finish(layout, [place.clone() for place in places])
+def copies(places: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that are now in ``places``, in memory of their own."""
+    return [place.clone() for place in places]
 
 
-def wrap(layout: Layout, memory: Any) -> Tree:
-    """The value whose packed tensors are in ``memory``, a writable buffer of ``nbytes`` bytes
-    (at least one) that lives for as long as any of them."""
+def unpack(layout: Layout, memory: Any) -> list[Tensor]:
+    """The packed tensors that are in ``memory``, a writable buffer of ``nbytes`` bytes (at least
+    one) that lives for as long as any of them."""
     if layout.form is Form.TENSOR:
-        leaf = layout.leaves[0]
-        return finish(layout, [torch.frombuffer(memory, dtype=leaf.dtype).view(leaf.shape)])
-    return finish(
-        layout,
-        [
-            torch.frombuffer(
-                memory,
-                dtype=leaf.dtype,
-                count=leaf.nbytes // leaf.dtype.itemsize,
-                offset=leaf.offset,
-            ).view(leaf.shape)
-            if leaf.nbytes
-            else torch.empty(leaf.shape, dtype=leaf.dtype)
-            for leaf in layout.leaves
-        ],
-    )
+        leaf = layout.packed[0]
+        return [torch.frombuffer(memory, dtype=leaf.dtype).view(leaf.shape)]
+    return [
+        torch.frombuffer(
+            memory,
+            dtype=leaf.dtype,
+            count=leaf.nbytes // leaf.dtype.itemsize,
+            offset=leaf.offset,
+        ).view(leaf.shape)
+        if leaf.nbytes
+        else torch.empty(leaf.shape, dtype=leaf.dtype)
+        for leaf in layout.packed
+    ]
 
 
 def finish(layout: Layout, tensors: Sequence[Tensor]) -> Tree:

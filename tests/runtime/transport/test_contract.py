@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from tests.pool import Pool
 from tests.runtime.transport.scenario import (
     DOWN,
     EDGES,
@@ -22,7 +24,12 @@ from tests.runtime.transport.scenario import (
 from tests.runtime.values import DTYPES, VALUES, same
 
 from fullbore.errors import ParameterError, TransportError
-from fullbore.runtime.transport import LocalTransport, SharedMemoryTransport, make_tag
+from fullbore.runtime.transport import (
+    LocalTransport,
+    P2PTransport,
+    SharedMemoryTransport,
+    make_tag,
+)
 from fullbore.runtime.transport.shm import socket_pairs
 
 pytestmark = pytest.mark.torch
@@ -48,11 +55,46 @@ def shm(steps: Sequence[Step]) -> Mapping[int, Any]:
             transport.close()
 
 
-@pytest.fixture(params=[local, shm], ids=["local", "shm"])
+def play_p2p(rank: int, size: int, steps: Sequence[Step]) -> dict[int, Any]:
+    """What each rank of a process group does."""
+    transport = P2PTransport(timeout=10.0)
+    transport.connect(size, EDGES)
+    results = play(steps, {rank: transport})
+    dist.barrier()
+    transport.close()
+    return results
+
+
+@pytest.fixture
+def p2p(pool: Callable[[int], Pool]) -> Run:
+    def run(steps: Sequence[Step]) -> Mapping[int, Any]:
+        first, second = pool(2).run(play_p2p, steps)
+        return {**first, **second}
+
+    return run
+
+
+GLOO = pytest.param("p2p", marks=pytest.mark.gloo)
+
+
+@pytest.fixture(params=["local", "shm", GLOO])
 def run(request) -> Run:
     """Plays the steps of two ranks that are connected both ways; gives the steps' results."""
-    players: Run = request.param
-    return players
+    return players(request)
+
+
+@pytest.fixture(params=["shm", GLOO])
+def run_apart(request) -> Run:
+    """As ``run``, where the ranks share nothing but messages."""
+    return players(request)
+
+
+def players(request) -> Run:
+    name = request.param
+    found: Run = (
+        request.getfixturevalue(name) if name == "p2p" else {"local": local, "shm": shm}[name]
+    )
+    return found
 
 
 def numbers(values: Sequence[torch.Tensor]) -> list[float]:
@@ -69,7 +111,9 @@ def test_every_kind_of_value(run: Run):
 
 
 def test_every_dtype_small_and_large(run: Run):
-    values = [torch.ones(size).to(dtype) for dtype in DTYPES for size in (3, 50_000)]
+    # Plain pickle, which brings the values to the ranks, does not know float8.
+    dtypes = [dtype for dtype in DTYPES if dtype != torch.float8_e4m3fn]
+    values = [torch.ones(size).to(dtype) for dtype in dtypes for size in (3, 50_000)]
     steps = [step for tag, value in enumerate(values) for step in message(UP, tag, value)]
     got = received(steps, run(steps))
     assert all(map(same, got, values))
@@ -192,13 +236,6 @@ def test_flush_and_close_at_any_time(run: Run):
         *everywhere("close"),
     ]
     assert failures(run(steps)) == []
-
-
-@pytest.fixture(params=[shm], ids=["shm"])
-def run_apart(request) -> Run:
-    """As ``run``, where the ranks share nothing but messages."""
-    players: Run = request.param
-    return players
 
 
 def test_ranks_that_reset_at_different_times_meet_again(run_apart: Run):

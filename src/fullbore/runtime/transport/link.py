@@ -1,0 +1,292 @@
+"""What two ranks say to each other over a socket, whatever kind of socket it is.
+
+A packet is a head of fixed size, in which the numbers of returned memory may be, and a body. Small
+tensors are the body; large ones take the way of the kind of link. Both directions of two ranks
+share a link; there is no other synchronisation between the two processes.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+import struct
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fullbore.runtime.tree import Tree
+from fullbore.runtime.wire import (
+    Describer,
+    Layout,
+    LayoutNumbers,
+    copies,
+    decode,
+    encode,
+    fill,
+    finish,
+    views,
+)
+
+INLINE_BYTES = 16384
+"""Up to this size tensors are copied into the packet and out of it; larger ones are not."""
+
+HEAD_BYTES = 128
+_HEAD = struct.Struct("<IBBxxIIIQQ")
+_SIZE = struct.Struct("<I")
+_MAX_RETURNED = (HEAD_BYTES - _HEAD.size) // 4
+PACKET_BYTES = HEAD_BYTES + INLINE_BYTES
+
+
+INLINE, LARGE, LAYOUT, NEW_SEGMENT, OLD_SEGMENT, CREDIT, ABORT, BYE = range(8)
+"""What a packet is."""
+
+
+class LinkLost(Exception):
+    """The other side is gone; what it said last has been read."""
+
+
+class Fetched(enum.Enum):
+    """What came of looking for a packet."""
+
+    NOTHING, SOMETHING, PACKET = range(3)
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What sending one layout takes, prepared.
+
+    ``packet`` is None where the tensors are too large for it; ``places`` are those in the packet,
+    ``places_in`` those in each segment.
+    """
+
+    layout: Layout
+    number: int
+    packet: memoryview | None = None
+    places: Sequence[Tensor] = ()
+    places_in: dict[int, Sequence[Tensor]] = field(default_factory=dict)
+
+
+class Link(ABC):
+    """Both directions between this rank and ``peer``.
+
+    Attributes:
+        arrived: messages not yet taken: (generation, tag, value).
+        sent, acknowledged: messages sent to the peer, and receives that it has posted.
+        posted: receives posted here.
+        generation: counts resets. What a peer sent before its reset is dropped.
+        peer_generation: the generation of the peer's latest packet.
+        aborted: rank and reason of a failure that the peer told.
+        gone: the peer's process has ended or closed the connection.
+        closed: ... on purpose.
+    """
+
+    def __init__(self, peer: int, sock: socket.socket) -> None:
+        self.peer, self._sock = peer, sock
+        sock.setblocking(False)
+        self.arrived: deque[tuple[int, int, Tree]] = deque()
+        self.sent = self.acknowledged = self.posted = self._reported = 0
+        self.generation = self.peer_generation = self._ahead = 0
+        self.aborted: tuple[int, str] | None = None
+        self.gone = self.closed = False
+        self._returned: deque[int] = deque()
+        self._describe, self._numbers = Describer(), LayoutNumbers()
+        self._outgoing: dict[int, Outgoing] = {}
+        self._lone: dict[Hashable, Outgoing] = {}
+        self._incoming: dict[int, tuple[Layout, Sequence[Tensor]]] = {}
+        self._layout_text = b""
+        self._out, self._in = bytearray(PACKET_BYTES), bytearray(PACKET_BYTES)
+        self._head = memoryview(self._out)[:HEAD_BYTES]
+
+    def fileno(self) -> int:
+        """The socket's."""
+        return self._sock.fileno()
+
+    def send(self, tag: int, value: Tree) -> None:
+        """Send a message.
+
+        Raises:
+            LinkLost: the peer is gone.
+            ParameterError: ``value`` cannot be sent.
+        """
+        known = None
+        if type(value) is Tensor:
+            key = value.dtype, value.shape, value.requires_grad, value.is_cpu
+            known = self._lone.get(key)
+        tensors: Sequence[Tensor] = (value,)
+        if known is None:
+            layout, tensors = self._describe(value)
+            self._check(layout)
+            known = self._find(layout)
+            if type(value) is Tensor:
+                self._lone[key] = known
+        self.sent += 1
+        self._transmit(known, tensors, tag)
+
+    def _transmit(self, known: Outgoing, tensors: Sequence[Tensor], tag: int) -> None:
+        if known.packet is None:
+            self._send_large(known, tensors, tag)
+            return
+        fill(known.places, tensors)
+        self._write_head(INLINE, known.number, known.layout.nbytes, tag=tag)
+        self._put(known.packet)
+
+    def post(self, every: int) -> None:
+        """Count one more posted receive, and tell the peer about every so many."""
+        self.posted += 1
+        if self.posted - self._reported >= every:
+            self._credit()
+
+    def flush(self) -> None:
+        """Tell the peer all that it does not know yet; a step is over."""
+        if self._returned or self.posted != self._reported:
+            self._credit()
+
+    def abort(self, rank: int, reason: str) -> None:
+        """Tell the peer that ``rank`` failed, if it can still be told."""
+        self._put_if_possible(self._packet(ABORT, number=rank, body=reason.encode()[:INLINE_BYTES]))
+
+    def reset(self, generation: int) -> None:
+        """Drop what belongs to earlier generations."""
+        self.generation = generation
+        self.arrived = deque(item for item in self.arrived if item[0] >= generation)
+        self.sent = self.posted = self._reported = 0
+        self.acknowledged = self._ahead if self.peer_generation == generation else 0
+        self.aborted = None
+
+    def close(self) -> None:
+        """Say goodbye and close the socket. Received tensors stay valid."""
+        self._put_if_possible(self._packet(BYE))
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the socket without a word: it belongs to another process."""
+        self._sock.close()
+
+    def read(self) -> bool:
+        """Take in what the peer has sent, a packet at most; whether there was anything. Does not
+        wait."""
+        fetched = self._fetch()
+        if fetched is not Fetched.PACKET:
+            return fetched is Fetched.SOMETHING
+        size, kind, returned, generation, number, segment, posted, tag = _HEAD.unpack_from(self._in)
+        if returned:
+            self._take_back(struct.unpack_from(f"<{returned}I", self._in, _HEAD.size))
+        self.peer_generation = generation
+        if generation == self.generation:
+            self.acknowledged = posted
+        elif generation > self.generation:
+            self._ahead = posted
+        if kind == INLINE:
+            layout, places = self._incoming[number]
+            self._deliver(generation, tag, self._complete(layout, copies(places)))
+        elif kind == LARGE:
+            self._receive_large(self._incoming[number][0], segment, (generation, tag))
+        else:
+            body = bytes(self._in[HEAD_BYTES : HEAD_BYTES + size])
+            self._obey(kind, number, segment=segment, body=body)
+        self._fetched(HEAD_BYTES + size)
+        return True
+
+    @abstractmethod
+    def _fetch(self) -> Fetched:
+        """Read from the socket; a packet is left at the start of ``_in``."""
+
+    @abstractmethod
+    def _fetched(self, size: int) -> None:
+        """The packet of ``size`` bytes at the start of ``_in`` is done with."""
+
+    @abstractmethod
+    def _put(self, packet: bytes | memoryview) -> None:
+        """Send a packet; its memory is used again afterwards."""
+
+    @abstractmethod
+    def _put_if_possible(self, packet: bytes) -> None:
+        """Send a packet if the peer is there."""
+
+    @abstractmethod
+    def _send_large(self, known: Outgoing, tensors: Sequence[Tensor], tag: int) -> None:
+        """Send a message whose tensors don't fit in a packet."""
+
+    @abstractmethod
+    def _receive_large(self, layout: Layout, segment: int, envelope: tuple[int, int]) -> None:
+        """Receive such a message; ``envelope`` is (generation, tag)."""
+
+    def _complete(self, layout: Layout, packed: Sequence[Tensor]) -> Tree:
+        """The value that these packed tensors belong to."""
+        return finish(layout, packed)
+
+    @abstractmethod
+    def _check(self, layout: Layout) -> None:
+        """Guard of ``send``; raises ParameterError for what this kind of link cannot carry."""
+
+    @abstractmethod
+    def _take_back(self, numbers: Sequence[int]) -> None:
+        """The peer has done with memory that it was lent."""
+
+    def _deliver(self, generation: int, tag: int, value: Tree) -> None:
+        if generation >= self.generation:
+            self.arrived.append((generation, tag, value))
+
+    def _obey(self, kind: int, number: int, *, segment: int, body: bytes) -> None:
+        if kind == LAYOUT:
+            self._layout_text += body
+            if segment:  # that was the last piece
+                layout = decode(self._layout_text)
+                inline = layout.nbytes <= INLINE_BYTES
+                buffer = torch.frombuffer(self._in, dtype=torch.uint8)[HEAD_BYTES:]
+                self._incoming[number] = layout, views(layout, buffer) if inline else ()
+                self._layout_text = b""
+        elif kind == ABORT and self.peer_generation >= self.generation:
+            self.aborted = number, body.decode(errors="replace")
+        elif kind == BYE:
+            self.closed = True
+
+    def _find(self, layout: Layout) -> Outgoing:
+        number = self._numbers.find(layout)
+        return self._announce(layout) if number is None else self._outgoing[number]
+
+    def _announce(self, layout: Layout) -> Outgoing:
+        text = encode(layout)
+        number = self._numbers.assign(layout)
+        if number in self._outgoing:
+            self._lone.clear()
+        for start in range(0, len(text), INLINE_BYTES):
+            piece = text[start : start + INLINE_BYTES]
+            last = start + len(piece) == len(text)
+            self._put(self._packet(LAYOUT, number=number, segment=last, body=piece))
+        known = self._outgoing[number] = Outgoing(layout, number)
+        if layout.nbytes <= INLINE_BYTES:
+            buffer = torch.frombuffer(self._out, dtype=torch.uint8)[HEAD_BYTES:]
+            known.places = views(layout, buffer)
+            known.packet = memoryview(self._out)[: HEAD_BYTES + layout.nbytes]
+        return known
+
+    def _credit(self) -> None:
+        self._write_head(CREDIT, 0, 0)
+        try:
+            self._put(self._head)
+        except LinkLost:
+            return  # it needs no credit; whoever waits for one of its messages will notice
+
+    def _packet(self, kind: int, *, number: int = 0, segment: int = 0, body: bytes = b"") -> bytes:
+        self._reported = posted = self.posted
+        head = _HEAD.pack(len(body), kind, 0, self.generation, number, segment, posted, 0)
+        return head.ljust(HEAD_BYTES, b"\0") + body
+
+    def _write_head(
+        self, kind: int, number: int, size: int, *, segment: int = 0, tag: int = 0
+    ) -> None:
+        """Write a head to the start of ``_out``, with as much returned memory as it takes."""
+        returned, count = self._returned, 0
+        if returned:
+            count = min(len(returned), _MAX_RETURNED)
+            numbers = [returned.popleft() for _ in range(count)]
+            struct.pack_into(f"<{count}I", self._out, _HEAD.size, *numbers)
+        self._reported = posted = self.posted
+        _HEAD.pack_into(
+            self._out, 0, size, kind, count, self.generation, number, segment, posted, tag
+        )

@@ -1,0 +1,251 @@
+"""What the transports between processes share: waiting on links, and what a failure sets off."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable
+
+from fullbore.errors import ParameterError, PeerFailed, TransportError, TransportTimeout
+from fullbore.runtime.transport.base import Edge, Inbox, describe_tag
+from fullbore.runtime.transport.link import Link, LinkLost
+from fullbore.runtime.tree import Tree
+
+
+class LinkedTransport:
+    """Plays one rank, which has a link to each rank that it exchanges messages with.
+
+    Whatever it waits for, it watches all links: a failure anywhere ends the wait. To be used by one
+    thread at a time.
+
+    Args:
+        rank: the rank that this process plays.
+        timeout: seconds that a message may take before it counts as lost.
+        max_ahead: how many messages a rank may send on one edge before their receives are posted.
+    """
+
+    def __init__(self, rank: int, *, timeout: float, max_ahead: int) -> None:
+        if max_ahead < 1:
+            raise ParameterError(f"max_ahead must be at least 1; got {max_ahead}")
+        self._rank, self._timeout, self._max_ahead = rank, timeout, max_ahead
+        self._links: dict[int, Link] = {}
+        self._by_file: dict[int, Link] = {}
+        self._poll = select.poll()
+        self._inboxes: dict[Edge, Inbox] = {}
+        self._generation = 0
+        self._failure: str | None = None
+        _abandon_in_forks(self)
+
+    @property
+    def ranks(self) -> tuple[int]:
+        """The one rank."""
+        return (self._rank,)
+
+    def send(self, edge: Edge, tag: int, value: Tree) -> None:
+        """Send ``value``; see ``Transport.send``.
+
+        Waits while ``max_ahead`` messages of the edge have no posted receive: orders are proved to
+        run even if every send waits for its receive to be posted. Waiting for memory instead would
+        not be safe: the receiver may keep a tensor until work that depends on our next sends.
+
+        Raises:
+            PeerFailed: a rank failed or is gone.
+            TransportTimeout: the receiver posted nothing in time.
+            ParameterError: ``value`` cannot be sent.
+        """
+        link = self._links[edge[1]]
+        try:
+            if link.sent - link.acknowledged >= self._max_ahead:
+                self._until(
+                    link,
+                    lambda: link.sent - link.acknowledged < self._max_ahead,
+                    lambda: f"to post the receive {describe_tag(tag)}",
+                )
+            link.send(tag, value)
+        except LinkLost:
+            raise self._fail(link) from None
+
+    def post(self, edge: Edge, tag: int) -> None:
+        """Note that ``tag`` comes next; the sender learns it with some later packet."""
+        self._inboxes[edge].post(tag)
+        self._links[edge[0]].post(-(-self._max_ahead // 2))
+
+    def recv(self, edge: Edge, tag: int) -> Tree:
+        """The message ``tag``; see ``Transport.recv``."""
+        link = self._links[edge[0]]
+
+        def fetch() -> tuple[int, Tree]:
+            if not link.arrived and not (link.read() and link.arrived):
+                self._until(
+                    link,
+                    lambda: bool(link.arrived),
+                    lambda: f"to send the message for {describe_tag(tag)}",
+                )
+            generation, got, value = link.arrived.popleft()
+            if generation != self._generation:
+                raise self._fail(link)
+            return got, value
+
+        return self._inboxes[edge].take(tag, fetch)
+
+    def flush(self) -> None:
+        """Return what this rank has done with to the others; see ``Transport.flush``."""
+        for link in self._links.values():
+            if not link.gone:
+                link.flush()
+
+    def abort(self, reason: str) -> None:
+        """Tell all ranks that this one failed; if it failed because of another, they know."""
+        if self._failure is None:
+            self._spread(self._rank, reason)
+
+    def reset(self) -> None:
+        """Start a new generation: what was sent before will be dropped. All ranks agree on its
+        number as soon as all have reset, however often each of them failed.
+
+        Raises:
+            TransportError: a rank is gone.
+        """
+        for link in self._links.values():
+            while not link.gone and link.read():
+                pass
+            if link.gone:
+                raise TransportError(
+                    f"rank {link.peer} is gone; this group of ranks cannot go on, start it again"
+                )
+        self._failure = None
+        latest = max((link.peer_generation for link in self._links.values()), default=0)
+        self._generation = max(self._generation + 1, latest)
+        for link in self._links.values():
+            link.reset(self._generation)
+        for inbox in self._inboxes.values():
+            inbox.clear()
+
+    def close(self) -> None:
+        """Say goodbye to the other ranks. Received tensors stay valid."""
+        for link in self._links.values():
+            link.close()
+        self._forget()
+
+    def _adopt(self, links: Iterable[Link]) -> None:
+        self._links = {link.peer: link for link in links}
+        self._by_file = {link.fileno(): link for link in self._links.values()}
+        for file in self._by_file:
+            self._poll.register(file, select.POLLIN)
+
+    def _open(self, edges: Collection[Edge]) -> None:
+        self._inboxes = {edge: Inbox(edge) for edge in edges if edge[1] == self._rank}
+
+    def _abandon(self) -> None:
+        for link in self._links.values():
+            link.abandon()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._links, self._by_file = {}, {}
+        self._inboxes.clear()
+
+    def _until(self, link: Link, ready: Callable[[], bool], doing: Callable[[], str]) -> None:
+        """Take in packets until ``ready()``."""
+        deadline = 0.0
+        while not ready():
+            if self._is_hopeless(link):
+                raise self._fail(link)
+            if link.read():
+                continue
+            deadline = deadline or time.monotonic() + self._timeout
+            if not self._take_in(deadline):
+                raise TransportTimeout(
+                    f"rank {self._rank} waited {self._timeout:g} s for rank {link.peer} {doing()}"
+                )
+
+    def _is_hopeless(self, link: Link) -> bool:
+        return bool(
+            self._failure is not None
+            or link.aborted
+            or link.gone
+            or link.peer_generation > self._generation
+        )
+
+    def _take_in(self, deadline: float) -> list[tuple[int, int]]:
+        """Wait for any rank's packets and take in one of each. Gives the poll's events, none when
+        time is up."""
+        left = max(0.0, deadline - time.monotonic())
+        events = self._poll.poll(math.ceil(left * 1000))
+        for file, event in events:
+            link = self._by_file[file]
+            if event & ~select.POLLOUT:
+                link.read()
+            if link.gone:
+                self._poll.unregister(file)
+            if link.aborted or (link.gone and not link.closed):
+                raise self._fail(link)
+        return events
+
+    def _wait_writable(self, link: Link) -> None:
+        """Wait for room in a link's socket, and read meanwhile: its other end may do the same."""
+        deadline = time.monotonic() + self._timeout
+        self._poll.modify(link.fileno(), select.POLLIN | select.POLLOUT)
+        try:
+            writable = False
+            while not writable:
+                events = self._take_in(deadline)
+                if not events:
+                    raise TransportTimeout(
+                        f"rank {self._rank} waited {self._timeout:g} s for rank {link.peer} to "
+                        "read what it was sent"
+                    )
+                if link.gone:
+                    raise self._fail(link)
+                writable = any(
+                    file == link.fileno() and event & select.POLLOUT for file, event in events
+                )
+        finally:
+            if not link.gone:
+                self._poll.modify(link.fileno(), select.POLLIN)
+
+    def _fail(self, link: Link) -> PeerFailed:
+        """What to raise because of ``link``; the other ranks are told."""
+        if self._failure is None:
+            rank, reason = link.aborted or (link.peer, _why_gone(link))
+            self._spread(rank, reason)
+        return PeerFailed(self._failure or "")
+
+    def _spread(self, rank: int, reason: str) -> None:
+        self._failure = f"rank {rank} failed: {reason}"
+        for link in self._links.values():
+            if link.peer != rank and not link.gone:
+                link.abort(rank, reason)
+
+
+def check_size(num_ranks: int, started: int) -> None:
+    """Guard of ``connect``.
+
+    Raises:
+        TransportError: the schedule is for another number of ranks than were started.
+    """
+    if num_ranks != started:
+        raise TransportError(f"the schedule has {num_ranks} ranks, but {started} were started")
+
+
+def _why_gone(link: Link) -> str:
+    if link.closed:
+        return "it has closed its transport"
+    return "its process is gone" if link.gone else "it has given up this run"
+
+
+def _abandon_in_forks(transport: LinkedTransport) -> None:
+    # A forked helper (a DataLoader's worker, say) would keep the sockets open, and this process's
+    # death unseen, for as long as it lives.
+    kept = weakref.ref(transport)
+
+    def abandon() -> None:
+        copy = kept()
+        if copy is not None:
+            copy._abandon()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=abandon)

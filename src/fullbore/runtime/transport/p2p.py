@@ -1,0 +1,108 @@
+"""Ranks of a process group exchange messages, on one host or many.
+
+torch.distributed brings the ranks together and moves tensors of other devices (NCCL). Messages and
+CPU tensors go through a stream socket for every two ranks that exchange any: gloo's point-to-point
+calls cannot be waited for without a thread of their own for every message, cannot be interrupted,
+and end the process when a message is larger than what was posted for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+import torch.distributed as dist
+
+from fullbore.errors import ParameterError, TransportTimeout
+from fullbore.runtime.transport.base import Edge
+from fullbore.runtime.transport.linked import LinkedTransport, check_size
+from fullbore.runtime.transport.p2p_device import DeviceChannel, Later, device_backend
+from fullbore.runtime.transport.p2p_link import StreamLink
+from fullbore.runtime.transport.p2p_rendezvous import connect_all
+from fullbore.runtime.tree import Tree
+
+_TICK = 0.001
+
+
+class P2PTransport(LinkedTransport):
+    """Plays this process's rank of ``group``.
+
+    Args:
+        group: the ranks of the pipeline; the default group if None. Other groups of the same world
+            may run pipelines of their own.
+        timeout: seconds that a message, or a connection, may take before it counts as lost.
+        max_ahead: how many messages a rank may send on one edge before their receives are posted.
+
+    Raises:
+        ParameterError: torch.distributed is not initialised, or this process is not in the group.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        timeout: float = 300.0,
+        max_ahead: int = 16,
+    ) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise ParameterError(
+                "P2PTransport needs torch.distributed.init_process_group() to be called before"
+            )
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise ParameterError("this process is not in the group that P2PTransport was given")
+        super().__init__(rank, timeout=timeout, max_ahead=max_ahead)
+        self._group = group
+        self._streams: list[StreamLink] = []
+        self._device: DeviceChannel | None = None
+
+    def connect(self, num_ranks: int, edges: Collection[Edge]) -> None:
+        """Connect to the ranks that this one shares an edge with.
+
+        Raises:
+            TransportError: the group has another number of ranks, or one cannot be reached.
+        """
+        check_size(num_ranks, dist.get_world_size(self._group))
+        peers = {rank for edge in edges if self._rank in edge for rank in edge} - {self._rank}
+        sockets = connect_all(self._group, peers, timeout=self._timeout)
+        if device_backend(self._group) is not None:
+            self._device = DeviceChannel(self._group, edges)
+        self._streams = [StreamLink(peer, sock, self._device) for peer, sock in sockets.items()]
+        self._adopt(self._streams)
+        self._open(edges)
+
+    def recv(self, edge: Edge, tag: int) -> Tree:
+        """The message ``tag``; see ``Transport.recv``. Tensors of other devices can be used on the
+        current stream."""
+        value = super().recv(edge, tag)
+        return value.get() if type(value) is Later else value
+
+    def flush(self) -> None:
+        """Wait until the system has taken all that was sent.
+
+        Raises:
+            PeerFailed: a rank failed or is gone.
+            TransportTimeout: a rank does not take what it was sent.
+        """
+        super().flush()
+        deadline = time.monotonic() + self._timeout
+        for link in self._streams:
+            while link.outbox.pending:
+                if link.gone or link.outbox.failed:
+                    raise self._fail(link)
+                self._take_in(time.monotonic() + _TICK)
+                if time.monotonic() > deadline:
+                    raise TransportTimeout(
+                        f"rank {self._rank} waited {self._timeout:g} s for rank {link.peer} to "
+                        "take what it was sent"
+                    )
+        if self._device is not None:
+            self._device.flush()
+
+    def close(self) -> None:
+        """Say goodbye to the other ranks. Received tensors stay valid. The group is left as it
+        is."""
+        super().close()
+        self._streams = []
+        if self._device is not None:
+            self._device.close()

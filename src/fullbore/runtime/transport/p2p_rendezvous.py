@@ -1,0 +1,193 @@
+"""How the ranks of a process group find and connect to each other."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from fullbore.errors import TransportError
+
+_DIAL_SECONDS = 5.0
+_KEY_BYTES = 32
+_RANK = struct.Struct("<I")
+_WELCOME = b"w"
+_LOOPBACKS = ("127.", "::1")
+_RETRY_SECONDS = 0.1
+_SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True)
+class _Contact:
+    """Where a rank listens, and what it wants to be told by those that connect."""
+
+    machine: str
+    addresses: tuple[str, ...]
+    port: int
+    key: bytes
+
+
+def connect_all(
+    group: dist.ProcessGroup | None, peers: Collection[int], *, timeout: float
+) -> dict[int, socket.socket]:
+    """A connected stream socket for each of ``peers``, by rank in ``group``. Called by all ranks of
+    the group together; if a rank names a peer, that one names it too.
+
+    The network interface is the one that ``GLOO_SOCKET_IFNAME`` names, as for gloo, else any by
+    which ``MASTER_ADDR`` or this host's name is reached.
+
+    Raises:
+        TransportError: a peer could not be reached in ``timeout`` seconds.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    named = _named_addresses()
+    with _listen(named[0] if named else "", backlog=max(size, 16)) as server:
+        own = _Contact(
+            machine=_machine(),
+            addresses=tuple(dict.fromkeys(named or _guessed_addresses())),
+            port=server.getsockname()[1],
+            key=secrets.token_bytes(_KEY_BYTES),
+        )
+        contacts: list[_Contact] = [own] * size
+        dist.all_gather_object(contacts, own, group=group)
+        return _connect(server, rank, contacts, peers=peers, timeout=timeout)
+
+
+def _connect(
+    server: socket.socket,
+    rank: int,
+    contacts: list[_Contact],
+    *,
+    peers: Collection[int],
+    timeout: float,
+) -> dict[int, socket.socket]:
+    deadline = time.monotonic() + timeout
+    links: dict[int, socket.socket] = {}
+    try:
+        # Upwards first: whoever waits to be let in waits for a rank that has fewer to wait for.
+        for peer in sorted(peer for peer in peers if peer > rank):
+            links[peer] = _dial(rank, peer, contacts, deadline=deadline)
+        while len(links) < len(peers):
+            peer, sock = _admit(server, contacts[rank].key, deadline=deadline)
+            links[peer] = sock
+    except OSError as error:
+        for sock in links.values():
+            sock.close()
+        missing = min(set(peers) - set(links))
+        raise TransportError(
+            f"rank {rank} could not connect to rank {missing} in {timeout:g} s: {error}; "
+            "GLOO_SOCKET_IFNAME can name the network interface to use"
+        ) from error
+    for sock in links.values():
+        _prepare(sock)
+    return links
+
+
+def _listen(address: str, *, backlog: int) -> socket.socket:
+    if not address and socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # switched off: the next line does without
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
+            )
+    return socket.create_server((address, 0), backlog=backlog)
+
+
+def _dial(rank: int, peer: int, contacts: list[_Contact], *, deadline: float) -> socket.socket:
+    contact = contacts[peer]
+    near = contact.machine == contacts[rank].machine
+    addresses = [a for a in contact.addresses if near or not a.startswith(_LOOPBACKS)]
+    problem = OSError("it has no address that could be reached from here")
+    while (left := deadline - time.monotonic()) > 0:
+        for address in addresses:
+            try:
+                sock = socket.create_connection((address, contact.port), min(left, _DIAL_SECONDS))
+            except OSError as error:
+                problem = error
+                continue
+            if _is_welcome(sock, contact.key + _RANK.pack(rank), left):
+                return sock
+            sock.close()
+        time.sleep(_RETRY_SECONDS)
+    raise problem
+
+
+def _is_welcome(sock: socket.socket, hello: bytes, seconds: float) -> bool:
+    """Whether the other end is the rank that is looked for. It may have to wait for others before
+    it answers."""
+    sock.settimeout(seconds)
+    try:
+        sock.sendall(hello)
+        return sock.recv(1) == _WELCOME
+    except OSError:
+        return False
+
+
+def _admit(server: socket.socket, key: bytes, *, deadline: float) -> tuple[int, socket.socket]:
+    """The next rank that knows ``key``."""
+    while True:
+        server.settimeout(max(_RETRY_SECONDS, deadline - time.monotonic()))
+        sock, _ = server.accept()
+        sock.settimeout(_DIAL_SECONDS)
+        try:
+            hello = sock.recv(_KEY_BYTES + _RANK.size, socket.MSG_WAITALL)
+            if hmac.compare_digest(hello[:_KEY_BYTES], key):
+                sock.sendall(_WELCOME)
+                return _RANK.unpack(hello[_KEY_BYTES:])[0], sock
+        except (OSError, struct.error):
+            pass  # a stranger
+        sock.close()
+
+
+def _prepare(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # The end of a process is seen at once, that of a machine only by asking.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _named_addresses() -> list[str]:
+    names = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    return [_interface_address(name) for name in names.split(",") if name]
+
+
+def _interface_address(name: str) -> str:
+    if name.startswith("lo"):
+        return "127.0.0.1"
+    try:
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+    except (ImportError, OSError) as error:
+        raise TransportError(
+            f"GLOO_SOCKET_IFNAME names {name}, which has no IPv4 address here ({error})"
+        ) from error
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _guessed_addresses() -> Iterator[str]:
+    master = os.environ.get("MASTER_ADDR")
+    if master:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect((master, 1))  # sends nothing, but chooses an interface
+            yield sock.getsockname()[0]
+    with contextlib.suppress(OSError):
+        for *_, address in socket.getaddrinfo(socket.gethostname(), None):
+            yield str(address[0])
+    yield "127.0.0.1"
+
+
+def _machine() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return socket.gethostname() + (boot.read_text("ascii") if boot.exists() else "")
