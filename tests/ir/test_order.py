@@ -1,3 +1,5 @@
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,3 +119,14 @@ def test_any_order_runs_as_far_as_it_can(first: list[str], second: list[str]):
             missing = next(f for f in deps.needs(program[head]) if f not in holds)
             stuck.append(Blocked(rank, head, program[head], missing))
     assert order.blocked == tuple(stuck)
+
+
+def test_memory_depends_on_the_actions_and_not_on_the_number_of_microbatches():
+    found = schedule("0F0,0F999999,0B0,0B999999,0REDUCE_GRAD\n")
+    tracemalloc.start()
+    deps = Dependencies(found)
+    order = executable_order(found, deps)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [(b.step, deps.givers(b.missing)) for b in order.blocked] == [(4, "0B1 or 0W1")]
+    assert peak < 100_000

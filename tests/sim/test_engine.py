@@ -1,5 +1,7 @@
 """Earliest-start times, worked out by hand."""
 
+import tracemalloc
+
 import pytest
 
 from fullbore.errors import InvalidSchedule, ParameterError
@@ -149,3 +151,13 @@ def test_empty_programs_take_no_time():
     assert timeline.ranks == ((), ())
     assert (timeline.makespan, timeline.span, timeline.busy) == (0, 0, (0, 0))
     assert (timeline.makespan_bubble_rate, timeline.span_bubble_rate) == (0, 0)
+
+
+def test_memory_depends_on_the_actions_and_not_on_the_number_of_microbatches():
+    schedule = from_csv("0F0,0F999999,0B0,0B999999\n")
+    tracemalloc.start()
+    timeline = unit_timeline(schedule)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert timeline.makespan == 6
+    assert peak < 100_000

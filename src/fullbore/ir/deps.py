@@ -3,11 +3,12 @@
 Verifier, lowering, simulator and runtime all ask this module. An action *gives* facts and *needs*
 facts; a schedule can run if, in some interleaving of its programs, every action's needs were given
 before. A fact such as "the input gradient of stage 2 for microbatch 5 exists" is coded as one
-integer, so that large schedules can be judged with plain lists and byte arrays.
+integer, so that large schedules can be judged quickly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 from fullbore.ir.action import Action
@@ -107,31 +108,26 @@ class Dependencies:
         remote = [lowered and s > 0 and ranks[s - 1] != ranks[s] for s in range(last + 1)]
         remote.append(False)
         # For each stage and kind, codes relative to the action's own cell of the first plane.
-        self._gives = [self._offsets(kind, outcome(kind)) for kind in Kind]
+        self._gives = [self._offsets(outcome(kind)) for kind in Kind]
         self._needs = [
             [
                 self._offsets(
-                    kind,
-                    rule(kind, first=s == 0, last=s == last, remote=(remote[s], remote[s + 1])),
+                    rule(kind, first=s == 0, last=s == last, remote=(remote[s], remote[s + 1]))
                 )
                 for kind in Kind
             ]
             for s in range(last + 1)
         ]
 
-    def _offsets(self, kind: Kind, terms: tuple[Term, ...]) -> tuple[int, ...]:
-        """Codes relative to the cell of the action; a reduction needs the whole row."""
-        first = [fact * self._plane + away * self.num_microbatches for fact, away in terms]
-        if kind is not Kind.REDUCE_GRAD:
-            return tuple(first)
-        # The action's own microbatch is -1, the cell before the row.
-        return tuple(code + 1 + m for code in first for m in range(self.num_microbatches))
+    def _offsets(self, terms: tuple[Term, ...]) -> tuple[int, ...]:
+        """Codes relative to the cell of the action."""
+        return tuple(fact * self._plane + away * self.num_microbatches for fact, away in terms)
 
     def code(self, fact: Fact, stage: int, microbatch: int) -> int:
         """The integer that stands for ``fact`` of ``stage`` and ``microbatch``."""
         return fact * self._plane + stage * self.num_microbatches + microbatch
 
-    def needs(self, action: Action) -> tuple[int, ...]:
+    def needs(self, action: Action) -> Sequence[int]:
         """The facts that must hold before ``action`` starts."""
         stage, kind, microbatch, parts = action
         if parts:
@@ -141,7 +137,12 @@ class Dependencies:
         here = stage * self.num_microbatches + microbatch
         offsets = self._needs[stage][kind]
         if len(offsets) == 1:
-            return (here + offsets[0],)
+            first = here + offsets[0]
+            if microbatch >= 0:
+                return (first,)
+            # A reduction: its microbatch, -1, lies before the row, and it needs the whole row. A
+            # range, as a schedule made by hand may claim to have any number of microbatches.
+            return range(first + 1, first + 1 + self.num_microbatches)
         return tuple([here + offset for offset in offsets])
 
     def gives(self, action: Action) -> tuple[int, ...]:

@@ -34,13 +34,13 @@ def executable_order(schedule: Schedule, deps: Dependencies | None = None) -> Or
     """Interleave the programs round by round, one action a rank and round, as needs allow.
 
     Sends never block (the ``buffered`` model); the halves of a batched pair are posted together,
-    so a pair takes its place in the order once it has sent. Takes time linear in the number of
-    actions.
+    so a pair takes its place in the order once it has sent. Takes time and memory linear in the
+    number of actions, however many microbatches the schedule claims to have.
     """
     deps = Dependencies(schedule) if deps is None else deps
     needs, gives = deps.needs, deps.gives
     unrolled = [_unroll(program) for program in schedule.programs]
-    holds = bytearray(deps.size)
+    holds: set[int] = set()
     heads = [0] * len(unrolled)
     waiting: dict[int, list[int]] = {}
     steps: list[tuple[int, int]] = []
@@ -51,14 +51,14 @@ def executable_order(schedule: Schedule, deps: Dependencies | None = None) -> Or
             (program, numbers), head = unrolled[rank], heads[rank]
             action = program[head]
             for fact in needs(action):
-                if not holds[fact]:
+                if fact not in holds:
                     waiting.setdefault(fact, []).append(rank)
                     break
             else:
                 if not head or numbers[head - 1] != numbers[head]:
                     steps.append((rank, numbers[head]))
                 for fact in gives(action):
-                    holds[fact] = 1
+                    holds.add(fact)
                     if fact in waiting:
                         following += waiting.pop(fact)
                 heads[rank] = head = head + 1

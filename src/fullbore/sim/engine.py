@@ -61,7 +61,7 @@ def earliest_start(schedule: Schedule, duration: Callable[[Action], float]) -> T
         raise _refusal(schedule)
     is_transfer = [KINDS[kind].group is Group.COMMUNICATION for kind in Kind]
     needs, gives = deps.needs, deps.gives
-    ready: list[float] = [0] * deps.size
+    ready: dict[int, float] = {}
     clocks: list[float] = [0] * plain.num_ranks
     slots: list[list[Slot]] = [[] for _ in plain.programs]
     for rank, step in order.steps:
