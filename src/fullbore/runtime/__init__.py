@@ -10,13 +10,20 @@ if find_spec("torch") is None:
 from fullbore.runtime.microbatch import Replicate, Split, merge
 from fullbore.runtime.pipeline import Pipeline, StepOutput
 from fullbore.runtime.stage import Stage
-from fullbore.runtime.transport import LocalTransport, Transport
+from fullbore.runtime.transport import (
+    LocalTransport,
+    P2PTransport,
+    SharedMemoryTransport,
+    Transport,
+)
 
 __all__ = [
     "Pipeline",
     "Stage",
     "StepOutput",
     "LocalTransport",
+    "P2PTransport",
+    "SharedMemoryTransport",
     "Transport",
     "Split",
     "Replicate",
