@@ -114,6 +114,16 @@ def test_the_own_placement_may_be_given():
             "stages_per_rank=2; got (0, 1, 0, 1). Leave it out",
         ),
         (
+            "gpipe",
+            {"placement": [0, 1]},
+            "gpipe: placement must be a Placement, such as Placement((0, 1, 1, 0)); got [0, 1]",
+        ),
+        (
+            "forward_only",
+            {"placement": "loop"},
+            "forward_only: placement must be a Placement, such as Placement((0, 1, 1, 0)); got 'lo",
+        ),
+        (
             "forward_only",
             {"placement": Placement((0, 1, 2))},
             "forward_only: num_ranks must be that of the placement, 3; got 2",
@@ -129,3 +139,22 @@ def test_wrong_parameters(name: str, parameters: dict, message: str):
     with pytest.raises(ParameterError) as caught:
         build(name, **{"num_ranks": 2, "num_microbatches": 4, **parameters})
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("name", [None, 4, ["gpipe"]])
+def test_a_name_is_a_string(name):
+    with pytest.raises(ParameterError, match="the name of a family is a string; got"):
+        build(name, num_ranks=2, num_microbatches=2)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES])
+@pytest.mark.parametrize("huge", [10**8, 10**30, 10**5000], ids=["8", "30", "5000"])
+def test_what_would_fill_the_memory_is_refused_at_once(name: str, huge: int):
+    sizes = {"num_ranks": 4, "num_microbatches": 4}
+    for parameter in (*sizes, *(() if find(name).fixed_stages_per_rank else ("stages_per_rank",))):
+        with pytest.raises(ParameterError, match=f"{parameter} must be at most"):
+            build(name, **{**sizes, parameter: huge})
+
+
+def test_a_schedule_for_a_thousand_ranks_is_no_mistake():
+    assert build("1f1b", num_ranks=1024, num_microbatches=8).num_actions == 1024 * 16

@@ -19,7 +19,7 @@ from fullbore.schedules import (
     zbv_zero_bubble,
 )
 from fullbore.schedules.discovery import normal, plugins, spellings
-from fullbore.schedules.family import Build, Family, Shape
+from fullbore.schedules.family import MOST_FORWARDS, Build, Family, Shape
 
 __all__ = ["FAMILIES", "Build", "Family", "Shape", "build", "families", "find", "resolve"]
 
@@ -53,8 +53,9 @@ def build(
     Args:
         name: a family's name or alias, in any case: ``zbv_zero_bubble``, ``zbv``,
             ``ScheduleZBVZeroBubble``.
-        num_ranks: P, at least 1.
-        num_microbatches: M, at least 1; every M is legal for every family.
+        num_ranks: P, from 1 to 3,000.
+        num_microbatches: M, at least 1; every M is legal for every family, up to ten million
+            pairs of a stage and a microbatch.
         stages_per_rank: V. Looping families take any (default 2), ``forward_only`` as well
             (default 1); the other families have only one choice.
         placement: which rank holds which stage. Only ``forward_only`` has a choice.
@@ -64,7 +65,9 @@ def build(
     """
     family = find(name)
     where = family.place(num_ranks, stages_per_rank, placement)
-    microbatches = family.count("num_microbatches", num_microbatches)
+    microbatches = family.count(
+        "num_microbatches", num_microbatches, most=max(1, MOST_FORWARDS // where.num_stages)
+    )
     parameters = [("num_ranks", where.num_ranks), ("num_microbatches", microbatches)]
     if where.shape != "custom":
         parameters.append(("stages_per_rank", where.num_stages // where.num_ranks))
@@ -100,6 +103,8 @@ def find(name: str) -> Family:
     Raises:
         ParameterError: there is none; the message also names the plug-ins that cannot be loaded.
     """
+    if not isinstance(name, str):
+        raise ParameterError(f"schedule: the name of a family is a string; got {name!r}")
     own = _among(FAMILIES.values(), name)
     if own is not None:
         return own

@@ -13,6 +13,10 @@ from fullbore.ir import Placement, Schedule
 Build = Callable[[Placement, int], Schedule]
 Shape = Literal["linear", "loop", "vee", "any"]
 
+# Beyond these a number is taken for a slip of the finger: the schedule would fill the memory.
+MOST_RANKS = 3_000
+MOST_FORWARDS = 10_000_000  # stages times microbatches
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -56,12 +60,19 @@ class Family:
         Raises:
             ParameterError: the family does not take them, or they contradict each other.
         """
-        num_ranks = self.count("num_ranks", num_ranks)
+        num_ranks = self.count("num_ranks", num_ranks, most=MOST_RANKS)
+        if placement is not None and not isinstance(placement, Placement):
+            raise ParameterError(
+                f"{self.name}: placement must be a Placement, such as Placement((0, 1, 1, 0)); "
+                f"got {placement!r}"
+            )
         if self.shape == "any" and placement is not None:
             return self._given(placement, num_ranks, stages_per_rank)
         default = self.default_stages_per_rank
-        chosen = (
-            default if stages_per_rank is None else self.count("stages_per_rank", stages_per_rank)
+        chosen = self.count(
+            "stages_per_rank",
+            default if stages_per_rank is None else stages_per_rank,
+            most=MOST_FORWARDS // num_ranks,
         )
         if self.fixed_stages_per_rank and chosen != default:
             raise ParameterError(
@@ -95,8 +106,8 @@ class Family:
                 )
         return placement
 
-    def count(self, parameter: str, value: int) -> int:
-        """``value`` if it is a whole number of at least 1.
+    def count(self, parameter: str, value: int, *, most: int) -> int:
+        """``value`` if it is a whole number from 1 to ``most``.
 
         Raises:
             ParameterError: it is not.
@@ -110,4 +121,9 @@ class Family:
             ) from None
         if number < 1:
             raise ParameterError(f"{self.name}: {parameter} must be at least 1; got {number}")
+        if number > most:
+            raise ParameterError(
+                f"{self.name}: {parameter} must be at most {most:,} here; a larger schedule does "
+                "not fit the memory of most machines"
+            )
         return number
