@@ -1,6 +1,7 @@
 """Names and parameters: what is accepted, and what the errors say."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_a_name_is_a_string(name):
 @pytest.mark.parametrize("name", [*FAMILIES])
 @pytest.mark.parametrize("huge", [10**8, 10**30, 10**5000], ids=["8", "30", "5000"])
 def test_what_would_fill_the_memory_is_refused_at_once(name: str, huge: int):
-    sizes = {"num_ranks": 4, "num_microbatches": 4}
+    sizes: dict[str, Any] = {"num_ranks": 4, "num_microbatches": 4}
     for parameter in (*sizes, *(() if find(name).fixed_stages_per_rank else ("stages_per_rank",))):
         with pytest.raises(ParameterError, match=f"{parameter} must be at most"):
             build(name, **{**sizes, parameter: huge})
