@@ -24,10 +24,10 @@ ROWS = {
     "Time": 9,
     "Schedule families": 12,
     "Running a schedule": 30,
-    "What each action does": 15,
+    "What each action does": 17,
     "Stages": 16,
     "Files": 7,
-    "What is better here": 15,
+    "What is better here": 17,
 }
 
 TESTS = re.compile(r"`tests/[\w/]+\.py::\w+`(<br>`tests/[\w/]+\.py::\w+`)*")
