@@ -135,7 +135,7 @@ def test_what_is_wrong_with_a_csv(text: str, message: str):
 
 
 def test_a_wrong_placement_is_a_format_error():
-    with pytest.raises(FormatError, match="2 programs for 3 ranks"):
+    with pytest.raises(FormatError, match="2 programs, but the placement names 3 ranks"):
         loads("0F0\n1F0\n", format="csv", placement=Placement.linear(3))
 
 

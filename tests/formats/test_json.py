@@ -70,7 +70,7 @@ def test_a_byte_order_mark_is_no_mistake():
         ("placement", [], "placement: a schedule needs at least one stage"),
         ("placement", [0, 2], "placement: rank 1 holds no stage"),
         ("placement", [0, -1], "placement: rank -1 is negative"),
-        ("placement", [0, 1, 2], "schedule: 2 programs for 3 ranks"),
+        ("placement", [0, 1, 2], "schedule: 2 programs, but the placement names 3 ranks"),
         ("programs", None, "programs: not 'null'; expected the ranks"),
         ("programs", [["0F0"], ["1F0"]], "programs: not 'list'; expected the ranks"),
         ("programs", {}, "programs: not 'dict'; expected the ranks"),

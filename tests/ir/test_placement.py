@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from fullbore.errors import ParameterError
@@ -43,9 +45,14 @@ def test_where_the_pipeline_crosses_ranks():
         ((0, 2), "rank 1 holds no stage"),
         ((1, 1), "rank 0 holds no stage"),
         ((0, 10**9), "rank 1 holds no stage"),
+        ([0, 1], r"a tuple of whole numbers such as .*; got \[0, 1\]"),
+        ("01", "a tuple of whole numbers such as .*; got '01'"),
+        ((0, 1.0), "a tuple of whole numbers"),
+        ((False, True), "a tuple of whole numbers"),
+        (None, "a tuple of whole numbers"),
     ],
 )
-def test_what_is_no_placement(ranks: tuple[int, ...], message: str):
+def test_what_is_no_placement(ranks: Any, message: str):
     with pytest.raises(ParameterError, match=message):
         Placement(ranks)
 

@@ -1,4 +1,4 @@
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -53,15 +53,34 @@ def test_nothing_can_be_changed():
 @pytest.mark.parametrize(
     ("programs", "microbatches", "message"),
     [
-        (((F,), (B,)), 1, "2 programs for 1 ranks"),
-        ((), 1, "0 programs for 1 ranks"),
+        (((F,), (B,)), 1, "2 programs, but the placement names 1 ranks"),
+        ((), 1, "0 programs, but the placement names 1 ranks"),
         (((F,),), 0, "num_microbatches must be at least 1, got 0"),
         ({0: (F,)}, 1, "one tuple of actions for each rank"),
         ([(F,)], 1, "one tuple of actions for each rank"),
         (([F],), 1, "one tuple of actions for each rank"),
         ((None,), 1, "one tuple of actions for each rank"),
+        ((("0F0",),), 1, "programs hold Actions, not str; parse_action makes"),
+        ((((0, Kind.F, 0, ()),),), 1, "programs hold Actions, not tuple"),
+        (((F,),), 2.0, "num_microbatches must be of type int, got 2.0"),
+        (((F,),), "2", "num_microbatches must be of type int, got '2'"),
+        (((F,),), True, "num_microbatches must be of type int, got True"),
     ],
 )
-def test_what_is_no_schedule(programs: Any, microbatches: int, message: str):
+def test_what_is_no_schedule(programs: Any, microbatches: Any, message: str):
     with pytest.raises(ParameterError, match=message):
         Schedule(programs, Placement.linear(1), microbatches)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("placement", (0,)),
+        ("form", "lowered"),
+        ("forward_only", "false"),
+        ("name", None),
+    ],
+)
+def test_what_has_another_type_is_refused(name: str, value: Any):
+    with pytest.raises(ParameterError, match=f"schedule: {name} must be of type .*, got "):
+        replace(ONE, **{name: value})

@@ -15,12 +15,19 @@ class Placement:
     """A map from stage to rank: ``ranks[stage]`` is the rank that holds ``stage``.
 
     Raises:
-        ParameterError: there is no stage, a rank is negative, or a rank holds no stage.
+        ParameterError: the ranks are not a tuple of whole numbers, there is no stage, a rank is
+            negative, or a rank holds no stage.
     """
 
     ranks: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        # A list would make equal placements unequal.
+        if type(self.ranks) is not tuple or not set(map(type, self.ranks)) <= {int}:
+            raise ParameterError(
+                f"placement: the ranks are a tuple of whole numbers such as (0, 1, 1, 0); "
+                f"got {self.ranks!r}"
+            )
         if not self.ranks:
             raise ParameterError("placement: a schedule needs at least one stage")
         used = set(self.ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import chain
 
 from fullbore.errors import ParameterError
 from fullbore.ir.action import Action
@@ -18,6 +19,15 @@ class Form(Enum):
 
     COMPUTE = "compute"
     LOWERED = "lowered"
+
+
+_TYPES = {
+    "placement": Placement,
+    "num_microbatches": int,
+    "form": Form,
+    "forward_only": bool,
+    "name": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +45,8 @@ class Schedule:
             equal whatever they are called.
 
     Raises:
-        ParameterError: the programs are not a tuple of tuples, their number is not the number of
-            ranks, or ``num_microbatches`` is under 1.
+        ParameterError: something is of another type than it should be, the number of programs is
+            not the number of ranks, or ``num_microbatches`` is under 1.
     """
 
     programs: tuple[Program, ...]
@@ -54,9 +64,22 @@ class Schedule:
                 "schedule: programs are a tuple that holds one tuple of actions for each rank, "
                 "from 0 to P-1"
             )
+        strange = set(map(type, chain.from_iterable(self.programs))) - {Action}
+        if strange:
+            raise ParameterError(
+                f"schedule: programs hold Actions, not {strange.pop().__name__}; parse_action "
+                "makes an Action of its text"
+            )
+        # Text in place of a form, say, would pass for neither form and check nothing.
+        for name, wanted in _TYPES.items():
+            if type(value := getattr(self, name)) is not wanted:
+                raise ParameterError(
+                    f"schedule: {name} must be of type {wanted.__name__}, got {value!r}"
+                )
         if len(self.programs) != self.placement.num_ranks:
             raise ParameterError(
-                f"schedule: {len(self.programs)} programs for {self.placement.num_ranks} ranks"
+                f"schedule: {len(self.programs)} programs, but the placement names "
+                f"{self.placement.num_ranks} ranks"
             )
         if self.num_microbatches < 1:
             raise ParameterError(
