@@ -1,0 +1,1 @@
+"""What ``fullbore train`` runs: a byte-level language model, trained through a pipeline."""

@@ -1,0 +1,80 @@
+"""Each step of a pipeline, compared with the unpipelined model.
+
+Every process runs the whole reference beside its stages, with as many threads, and compares what it
+holds: no gradient has to travel, and the ranks work on it at the same time.
+
+Where every stage adds up its gradients in the order 0..M-1, nothing but equality is right: the
+reference then trains by itself from the first step on, and the weights must stay equal as well.
+Otherwise sums differ by rounding. Training multiplies such differences (a hundredfold within twenty
+steps, measured), so the reference starts each step from the pipeline's weights instead: what is
+compared is one step, and float noise remains float noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fullbore.train.checkpoint import pack, unpack
+from fullbore.train.compare import Difference, compare
+from fullbore.train.link import Link
+from fullbore.train.messages import Weights
+from fullbore.train.model import GPT
+from fullbore.train.optimizer import Optimizer
+from fullbore.train.reference import Reference
+from fullbore.train.settings import Settings
+from fullbore.verify import accumulates_in_order
+
+
+class Check:
+    """Compares the stages of this process.
+
+    Args:
+        parts: the model's part of each stage held here.
+        settings: of the run.
+        link: to share weights.
+        device: where the stages are.
+    """
+
+    def __init__(
+        self, parts: Mapping[int, GPT], settings: Settings, link: Link, *, device: torch.device
+    ) -> None:
+        schedule = settings.schedule
+        self._link, self._in_order = link, accumulates_in_order(schedule)
+        self._stages = {
+            name: stage for stage, part in parts.items() for name, _ in part.named_parameters()
+        }
+        self._reference = Reference(settings.recipe, schedule.num_microbatches, device=device)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The reference's."""
+        return self._reference.optimizer
+
+    def compare(
+        self, inputs: Tensor, target: Tensor, optimizer: Optimizer, losses: Sequence[Tensor] | None
+    ) -> list[Difference]:
+        """Run the reference on the same batch and compare gradients and, where they are, losses."""
+        wanted = self._reference.backward(inputs, target)
+        gradients = {name: p.grad for name, p in self.optimizer.parameters.items()}
+        found = [
+            compare(name, parameter.grad, gradients[name], exact=self._in_order[self._stages[name]])
+            for name, parameter in optimizer.parameters.items()
+        ]
+        if losses is not None:
+            # A forward does not depend on the order of the backwards.
+            found += [
+                compare(f"loss of microbatch {m}", loss, wanted[m], exact=True)
+                for m, loss in enumerate(losses)
+            ]
+        return found
+
+    def update(self, optimizer: Optimizer, step: int) -> None:
+        """Take the reference to the next step."""
+        self.optimizer.step(step)
+        if all(self._in_order):
+            return
+        for shared in self._link.ask(Weights(pack(optimizer.weights()))):
+            self.optimizer.load_weights(unpack(shared))
