@@ -1,5 +1,6 @@
 """The command as a whole: help, start-up, pipes."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -115,6 +116,26 @@ def test_a_reader_that_leaves_ends_the_program_quietly():
     with process.stderr as stream:
         assert stream.read() == b""
     assert process.wait(timeout=60) in (0, 1)  # versions of click differ
+
+
+def test_a_full_disk_is_one_message(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(click, "echo", full)
+    for verb in (["list"], ["lower", "1f1b", "-p", "2", "-m", "2"]):
+        result = CliRunner().invoke(main, verb)
+        assert result.exit_code == 2
+        assert result.stderr == "Error: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("verb", ["show", "verify", "lower"])
+def test_nobody_needs_to_listen(verb: str, monkeypatch: pytest.MonkeyPatch):
+    # What Python makes of a stdout that the shell closed, as with >&-.
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(SystemExit) as end:
+        main([verb, "1f1b", "-p", "2", "-m", "2"])
+    assert end.value.code == 0
 
 
 @pytest.mark.parametrize(

@@ -204,22 +204,42 @@ def test_diff_ignores_names():
     assert load("unnamed.csv").form is Form.COMPUTE
 
 
+def test_a_file_that_cannot_be_read_hides_no_family():
+    for name in ("1f1b", "mine"):
+        Path(name).write_text("")
+    assert run("show", "1f1b", *SIZE).stdout.startswith("1f1b: 4 ranks")
+    assert "must be one of .csv, .json, .txt" in run("show", "mine", *SIZE[2:], code=2).stderr
+
+
+def test_the_dialect_is_that_of_the_files_that_have_a_choice():
+    schedule = build("zbv", num_ranks=2, num_microbatches=2)
+    save(schedule, "ours.json")
+    save(schedule, "theirs.csv", dialect="monarch")
+    run("diff", "theirs.csv", "ours.json", "--dialect", "monarch")
+    assert run("convert", "ours.json", "--from-dialect", "monarch").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["show", "1f1b"], "a family needs --ranks and --microbatches"),
-        (["show", "nosuch", *SIZE], "nosuch"),
+        (["show", "nosuch", *SIZE], "'nosuch' is no .csv, .json or .txt file; schedule: there is"),
+        (["show", "nosuch"], "there is no family 'nosuch'. Choose one of gpipe"),
+        (["show", "n" * 5000], "there is no family"),
         (["show", "zbv", *SIZE, "--stages-per-rank", "3"], "stages_per_rank must be 2"),
         (["show", "1f1b", "-p", "0", "-m", "1"], "0 is not in the range"),
         (["show", "missing.csv"], "missing.csv: cannot be read: No such file"),
         (["show", "a.csv", "--ranks", "4"], "--ranks and --stages-per-rank are for families"),
         (["verify", "junk.csv"], "junk.csv, row 1, column 2: "),
         (["verify", "other.yaml"], "must be one of .csv, .json, .txt"),
-        (["show", "forward_only", "-m", "1", "--placement", "0,x"], "give the rank of every stage"),
+        (
+            ["show", "forward_only", "-m", "1", "--placement", "0,x"],
+            "'0,x'; give the rank of every stage",
+        ),
         (["show", "forward_only", "-m", "1", "--placement", "0,2"], "rank 1 holds no stage"),
         (["lower", "a.csv", "--pipeline", "nosuch"], "nosuch"),
         (["lower", "a.csv", "--pipeline", "merge_backward", "--sink"], "--pipeline says all"),
-        (["lower", "a.csv", "--max-active-stages", "2"], "need shard"),
+        (["lower", "a.csv", "--max-active-stages", "2"], "--max-active-stages needs --shard"),
         (["lower", "low.csv"], "lowered already"),
         (["lower", "a.csv", "-o", "no/such/folder.csv"], "cannot be written"),
         (["lower", "a.csv", "-o", "a.yaml"], "must be one of .csv, .json, .txt"),

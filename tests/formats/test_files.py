@@ -98,3 +98,17 @@ def test_an_unknown_dialect_is_named(name: str):
         loads("", format=name, dialect="jax")
     with pytest.raises(ParameterError, match="no dialect 'jax'"):
         dumps(SCHEDULE, format=name, dialect="jax")
+
+
+@pytest.mark.parametrize("given", [None, "1f1b", {}, SCHEDULE.programs], ids=type)
+def test_only_schedules_are_written(tmp_path: Path, given):
+    for write in (lambda: dumps(given, format="csv"), lambda: save(given, tmp_path / "no.csv")):
+        with pytest.raises(ParameterError, match=f"takes a Schedule, got a {type(given).__name__}"):
+            write()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [None, b"0F0", Path("mine.csv"), {}], ids=type)
+def test_only_text_is_read(given):
+    with pytest.raises(ParameterError, match=r"takes text, got .*; load takes a path"):
+        loads(given, format="csv")

@@ -78,3 +78,9 @@ def test_an_invalid_schedule_is_reported_as_it_was_given():
         lower(schedule("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"))
     assert "0B0" in str(caught.value)
     assert "1F1" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, "1f1b", {}, ZBV.programs], ids=type)
+def test_only_schedules_are_lowered(given):
+    with pytest.raises(ParameterError, match=f"takes a Schedule, got a {type(given).__name__}"):
+        lower(given)

@@ -141,8 +141,14 @@ def test_verify_each_tells_which_pass_is_to_blame():
 
 @pytest.mark.parametrize("wrong", ["merge_backward", MergeBackward, print])
 def test_only_passes_are_run(wrong: object):
-    with pytest.raises(ParameterError, match=r"^run_passes: .* is no pass; give InsertUnshard"):
+    with pytest.raises(ParameterError, match=r"^run_passes: .* is no pass; give a list such as"):
         run_passes(SPLIT, [wrong])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("wrong", [None, 3])
+def test_what_is_no_sequence_is_no_pass(wrong):
+    with pytest.raises(ParameterError, match=f"^run_passes: {wrong} is no pass"):
+        run_passes(SPLIT, wrong)
 
 
 def test_a_pass_that_does_not_fit_is_named():

@@ -86,6 +86,11 @@ class Verbs(click.Group):
             return super().invoke(ctx)
         except FullboreError as error:
             raise failure(error) from error
+        except OSError as error:
+            # A reader that has left is click's business; what names a file is not about the output.
+            if isinstance(error, BrokenPipeError) or error.filename is not None:
+                raise
+            raise BadInput(f"the output cannot be written: {error.strerror}") from error
 
 
 @click.group(

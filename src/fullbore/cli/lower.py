@@ -59,6 +59,8 @@ def lower(
         raise click.UsageError(
             "--pipeline says all that is done; give --shard and the like as its passes"
         )
+    if max_active_stages and not shard:
+        raise click.UsageError("--max-active-stages needs --shard, which gathers stages")
     result = (
         lowered(found, shard=shard, max_active_stages=max_active_stages, sink=sink, batch=batch)
         if pipeline is None

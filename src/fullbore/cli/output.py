@@ -50,15 +50,15 @@ def wants_color(choice: bool | None) -> bool:  # noqa: FBT001 - an option's valu
     """Whether to use colours: what the user chose, else on a terminal that has them."""
     if choice is not None:
         return choice
-    return (
-        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    )
+    if sys.stdout is None or not sys.stdout.isatty():  # it is None where the user closed it
+        return False
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def echo_picture(text: str, *, color: bool) -> None:
     """Print text that may hold colours and lines."""
     try:
-        text.encode(sys.stdout.encoding or "utf-8")
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
         text = text.translate(PLAIN)
     click.echo(text, color=color)

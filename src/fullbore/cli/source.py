@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -10,10 +11,10 @@ from typing import Any, TypeVar
 
 import click
 
-from fullbore.errors import FormatError
+from fullbore.errors import FormatError, ParameterError
 from fullbore.formats import DIALECTS, FORMATS, load
 from fullbore.ir import Placement, Schedule
-from fullbore.schedules import build
+from fullbore.schedules import build, resolve
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -45,10 +46,14 @@ class Request:
         """
         if is_file(source):
             return self._load(source)
+        try:
+            resolve(source)
+        except ParameterError as error:
+            raise click.UsageError(f"{source!r} is no .csv, .json or .txt file; {error}") from error
         if self.microbatches is None or (self.ranks is None and self.placement is None):
             raise click.UsageError(
-                f"{source} is no .csv, .json or .txt file; a family needs --ranks and "
-                f"--microbatches, as in: {source} --ranks 4 --microbatches 8"
+                "a family needs --ranks and --microbatches, as in: "
+                f"{source} --ranks 4 --microbatches 8"
             )
         ranks = self.placement.num_ranks if self.ranks is None and self.placement else self.ranks
         assert ranks is not None
@@ -75,24 +80,43 @@ class Request:
 
 def is_file(source: str) -> bool:
     """Whether ``source`` means a file rather than a family."""
-    path = Path(source)
-    return path.suffix.lower().removeprefix(".") in FORMATS or path.is_file()
-
-
-def load_file(source: str, **known: Any) -> Schedule:
-    """``load``, with the operating system's complaints as ``FormatError``."""
+    if _ending(source) in FORMATS:
+        return True
+    if not os.path.isfile(source):  # noqa: PTH113 - Path.is_file raises for a name that is too long
+        return False
+    # A file of another ending cannot be read, and must not hide the family it is called like.
     try:
-        return load(source, **known)
+        resolve(source)
+    except ParameterError:
+        return True
+    return False
+
+
+def load_file(source: str, *, dialect: str, **known: Any) -> Schedule:
+    """``load``, with the operating system's complaints as ``FormatError``.
+
+    JSON has one dialect, and the user's choice is about the other formats.
+    """
+    try:
+        return load(source, dialect="torch" if _ending(source) == "json" else dialect, **known)
     except OSError as error:
         raise FormatError(f"cannot be read: {error.strerror}", file=source) from error
+
+
+def _ending(source: str) -> str:
+    return Path(source).suffix.lower().removeprefix(".")
 
 
 def _placement(ctx: click.Context, parameter: click.Parameter, value: str | None) -> object:
     if value is None:
         return None
     try:
-        return Placement(tuple(map(int, value.split(","))))
-    except ValueError as error:
+        ranks = tuple(map(int, value.split(",")))
+    except ValueError:
+        raise click.BadParameter(f"{value!r}; give the rank of every stage, as 0,1,1,0") from None
+    try:
+        return Placement(ranks)
+    except ParameterError as error:
         raise click.BadParameter(f"{error}; give the rank of every stage, as 0,1,1,0") from None
 
 

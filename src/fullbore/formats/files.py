@@ -56,8 +56,10 @@ def loads(
     Raises:
         FormatError: the text does not hold a schedule, or contradicts the arguments; with the
             place and what was expected there.
-        ParameterError: there is no such format or dialect.
+        ParameterError: it is no text, or there is no such format or dialect.
     """
+    if not isinstance(text, str):
+        raise ParameterError(f"loads: takes text, got {type(text).__name__}; load takes a path")
     reader, chosen = _find_format(format), find_dialect(dialect)
     try:
         content = reader.read(text.removeprefix("\ufeff"), chosen)
@@ -83,8 +85,10 @@ def dumps(
 
     Raises:
         FormatError: the format or dialect cannot hold this schedule.
-        ParameterError: there is no such format or dialect.
+        ParameterError: it is no Schedule, or there is no such format or dialect.
     """
+    if not isinstance(schedule, Schedule):
+        raise ParameterError(f"dumps: takes a Schedule, got a {type(schedule).__name__}")
     return _find_format(format).write(schedule, find_dialect(dialect))
 
 

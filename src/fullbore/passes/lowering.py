@@ -44,14 +44,16 @@ def lower(
         batch: pair neighbouring sends and receives.
 
     Raises:
-        ParameterError: the schedule is lowered already, or an option makes no sense.
+        ParameterError: it is no Schedule, or lowered already, or an option makes no sense.
         InvalidSchedule: the schedule is not valid.
         PassError: a pass refuses the schedule.
     """
+    if not isinstance(schedule, Schedule):
+        raise ParameterError(f"lower: takes a Schedule, got a {type(schedule).__name__}")
     if schedule.form is Form.LOWERED:
         raise ParameterError(
             f"lower: {schedule.name or 'the schedule'} is lowered already; use it as it is, "
-            "or apply single passes with run_passes"
+            "or apply single passes (run_passes, --pipeline)"
         )
     if not shard and (max_active_stages, lookahead) != (None, None):
         raise ParameterError("lower: max_active_stages and lookahead need shard=True")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 from fullbore.errors import InvalidSchedule, ParameterError, PassError
@@ -34,12 +34,7 @@ def run_passes(
         InvalidSchedule: the schedule is not valid to begin with.
         PassError: a pass refuses the schedule, or the result is not valid.
     """
-    passes = parse_pipeline(pipeline) if isinstance(pipeline, str) else tuple(pipeline)
-    for each in passes:
-        if not isinstance(each, Pass):
-            raise ParameterError(
-                f"run_passes: {each!r} is no pass; give InsertUnshard(), say, or text"
-            )
+    passes = parse_pipeline(pipeline) if isinstance(pipeline, str) else _given(pipeline)
     check(schedule)
     result = schedule
     for count, each in enumerate(passes, 1):
@@ -47,6 +42,16 @@ def run_passes(
         if verify_each or count == len(passes):
             _check_result(result, passes[:count])
     return result
+
+
+def _given(pipeline: object) -> tuple[Pass, ...]:
+    passes = tuple(pipeline) if isinstance(pipeline, Iterable) else (pipeline,)
+    for each in passes:
+        if not isinstance(each, Pass):
+            raise ParameterError(
+                f"run_passes: {each!r} is no pass; give a list such as [InsertUnshard()], or text"
+            )
+    return passes
 
 
 def parse_pipeline(text: str) -> tuple[Pass, ...]:
