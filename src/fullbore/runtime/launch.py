@@ -31,6 +31,7 @@ from fullbore.runtime.transport.shm import socket_pairs
 GRACE = 3.0
 """Seconds that ranks get to end by themselves once one has failed, or all are done."""
 
+_TICK = 0.2
 _LOOPBACK = "127.0.0.1"
 _RESULT, _REPORT, _FAILURE = range(3)
 
@@ -218,13 +219,11 @@ def _attend(children: list[_Child], on_report: Callable[[int, Any], None] | None
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        # A process may have ended with something still to be read, or with its pipe held open.
-        sources = [
-            source for child in busy for source in (child.connection, child.process.sentinel)
-        ]
-        ready = wait(sources, None if left == math.inf else left)
+        ready = wait([child.connection for child in busy], min(left, _TICK))
         for child in busy:
-            if child.connection in ready or child.process.sentinel in ready:
+            # A process may have ended with something still to be read, or, if it left helpers of
+            # its own behind, with its end of the pipe held open.
+            if child.connection in ready or child.process.exitcode is not None:
                 _hear(child, on_report)
             if isinstance(child.outcome, _Failure):
                 failures.append(child.outcome)

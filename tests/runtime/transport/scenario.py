@@ -1,12 +1,26 @@
 """What ranks do to each other, written down so that one process or several can play it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from fullbore.runtime.transport import Edge, Transport
+import pytest
+import torch.distributed as dist
+from tests.pool import Pool
+
+from fullbore.runtime.transport import (
+    Edge,
+    LocalTransport,
+    P2PTransport,
+    SharedMemoryTransport,
+    Transport,
+)
+from fullbore.runtime.transport.shm import socket_pairs
 
 DOWN, UP = (0, 1), (1, 0)
-EDGES = (DOWN, UP)
+PAIR = (DOWN, UP)
+CHAIN = ((0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2))
 
 
 class Step(NamedTuple):
@@ -15,6 +29,21 @@ class Step(NamedTuple):
     rank: int
     call: str
     args: tuple[Any, ...] = ()
+
+
+class Scene(NamedTuple):
+    """Steps, and the ranks that play them."""
+
+    steps: Sequence[Step]
+    num_ranks: int = 2
+    edges: Sequence[Edge] = PAIR
+    timeout: float = 20.0
+
+
+Play = Callable[[Scene], Mapping[int, Any]]
+"""Gives the results of a scene's steps, by position."""
+
+P2P = pytest.param("p2p", marks=pytest.mark.gloo)
 
 
 def send(edge: Edge, tag: int, value: object) -> Step:
@@ -37,13 +66,24 @@ def everywhere(call: str, *args: object) -> list[Step]:
     return [Step(rank, call, args) for rank in (0, 1)]
 
 
+def received(scene: Scene, results: Mapping[int, Any]) -> list[Any]:
+    """The results of the receives, in order."""
+    return [results[i] for i, step in enumerate(scene.steps) if step.call == "recv"]
+
+
+def failures(results: Mapping[int, Any]) -> list[Exception]:
+    """The exceptions among the results, in order."""
+    found = [results[position] for position in sorted(results)]
+    return [result for result in found if isinstance(result, Exception)]
+
+
 def play(steps: Sequence[Step], transports: Mapping[int, Transport]) -> dict[int, Any]:
-    """The results, by the step's position, of the steps whose ranks are in ``transports``."""
-    results = {}
-    for position, (rank, call, args) in enumerate(steps):
-        if rank in transports:
-            results[position] = outcome(getattr(transports[rank], call), args)
-    return results
+    """The results of the steps whose ranks are in ``transports``."""
+    return {
+        position: outcome(getattr(transports[step.rank], step.call), step.args)
+        for position, step in enumerate(steps)
+        if step.rank in transports
+    }
 
 
 def outcome(call: Callable[..., object], args: tuple[Any, ...]) -> object:
@@ -53,10 +93,64 @@ def outcome(call: Callable[..., object], args: tuple[Any, ...]) -> object:
         return error
 
 
-def received(steps: Sequence[Step], results: Mapping[int, Any]) -> list[Any]:
-    """The results of the receives, in order."""
-    return [results[i] for i, step in enumerate(steps) if step.call == "recv"]
+def local(scene: Scene) -> Mapping[int, Any]:
+    """Step by step."""
+    transport = LocalTransport()
+    transport.connect(scene.num_ranks, scene.edges)
+    return play(scene.steps, dict.fromkeys(range(scene.num_ranks), transport))
 
 
-def failures(results: Mapping[int, Any]) -> list[Exception]:
-    return [result for result in results.values() if isinstance(result, Exception)]
+@contextmanager
+def shm_ranks(scene: Scene, **options: Any) -> Iterator[dict[int, SharedMemoryTransport]]:
+    """The ranks' transports, all in this process."""
+    ends = socket_pairs(scene.num_ranks)
+    ranks = {
+        rank: SharedMemoryTransport(rank, sockets, timeout=scene.timeout, **options)
+        for rank, sockets in enumerate(ends)
+    }
+    for transport in ranks.values():
+        transport.connect(scene.num_ranks, scene.edges)
+    try:
+        yield ranks
+    finally:
+        for transport in ranks.values():
+            transport.close()
+
+
+def shm(scene: Scene) -> Mapping[int, Any]:
+    """Step by step, through shared memory."""
+    with shm_ranks(scene) as ranks:
+        return play(scene.steps, ranks)
+
+
+def shm_at_once(scene: Scene) -> Mapping[int, Any]:
+    """Every rank in a thread of its own."""
+    with shm_ranks(scene) as ranks, ThreadPoolExecutor(scene.num_ranks) as threads:
+        found = threads.map(lambda rank: play(scene.steps, {rank: ranks[rank]}), ranks)
+        return {key: value for results in found for key, value in results.items()}
+
+
+def p2p(pool: Callable[[int], Pool]) -> Play:
+    """Every rank in a process of its own."""
+
+    def run(scene: Scene) -> Mapping[int, Any]:
+        found = pool(scene.num_ranks).run(_p2p_rank, scene)
+        return {key: value for results in found for key, value in results.items()}
+
+    return run
+
+
+def player(request: pytest.FixtureRequest) -> Play:
+    """The player that a fixture's parameter names."""
+    if request.param == "p2p":
+        return p2p(request.getfixturevalue("pool"))
+    return {"local": local, "shm": shm, "shm at once": shm_at_once}[request.param]
+
+
+def _p2p_rank(rank: int, size: int, scene: Scene) -> dict[int, Any]:
+    transport = P2PTransport(timeout=scene.timeout)
+    transport.connect(size, scene.edges)
+    results = play(scene.steps, {rank: transport})
+    dist.barrier()  # nobody takes the end of a scene for an early goodbye
+    transport.close()
+    return results

@@ -156,14 +156,14 @@ class Link(ABC):
         self.sent = self.posted = self._reported = 0
         self.acknowledged = self._ahead if self.peer_generation == generation else 0
         self.aborted = None
+        self._credit()  # or a peer that has reset less often would not know
+
+    def leave(self) -> None:
+        """Say goodbye: nothing will be sent any more."""
+        self._put_if_possible(self._packet(BYE))
 
     def close(self) -> None:
-        """Say goodbye and close the socket. Received tensors stay valid."""
-        self._put_if_possible(self._packet(BYE))
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close the socket without a word: it belongs to another process."""
+        """Close the socket. Received tensors stay valid."""
         self._sock.close()
 
     def read(self) -> bool:

@@ -37,7 +37,7 @@ class LinkedTransport:
         self._inboxes: dict[Edge, Inbox] = {}
         self._generation = 0
         self._failure: str | None = None
-        _abandon_in_forks(self)
+        _forget_in_forks(self)
 
     @property
     def ranks(self) -> tuple[int]:
@@ -127,7 +127,7 @@ class LinkedTransport:
     def close(self) -> None:
         """Say goodbye to the other ranks. Received tensors stay valid."""
         for link in self._links.values():
-            link.close()
+            link.leave()
         self._forget()
 
     def _adopt(self, links: Iterable[Link]) -> None:
@@ -139,12 +139,9 @@ class LinkedTransport:
     def _open(self, edges: Collection[Edge]) -> None:
         self._inboxes = {edge: Inbox(edge) for edge in edges if edge[1] == self._rank}
 
-    def _abandon(self) -> None:
-        for link in self._links.values():
-            link.abandon()
-        self._forget()
-
     def _forget(self) -> None:
+        for link in self._links.values():
+            link.close()
         self._links, self._by_file = {}, {}
         self._inboxes.clear()
 
@@ -237,15 +234,15 @@ def _why_gone(link: Link) -> str:
     return "its process is gone" if link.gone else "it has given up this run"
 
 
-def _abandon_in_forks(transport: LinkedTransport) -> None:
+def _forget_in_forks(transport: LinkedTransport) -> None:
     # A forked helper (a DataLoader's worker, say) would keep the sockets open, and this process's
     # death unseen, for as long as it lives.
     kept = weakref.ref(transport)
 
-    def abandon() -> None:
+    def forget() -> None:
         copy = kept()
         if copy is not None:
-            copy._abandon()
+            copy._forget()
 
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=abandon)
+        os.register_at_fork(after_in_child=forget)

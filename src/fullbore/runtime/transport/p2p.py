@@ -22,6 +22,7 @@ from fullbore.runtime.transport.p2p_rendezvous import connect_all
 from fullbore.runtime.tree import Tree
 
 _TICK = 0.001
+_LINGER = 2.0
 
 
 class P2PTransport(LinkedTransport):
@@ -100,9 +101,14 @@ class P2PTransport(LinkedTransport):
             self._device.flush()
 
     def close(self) -> None:
-        """Say goodbye to the other ranks. Received tensors stay valid. The group is left as it
-        is."""
-        super().close()
+        """Say goodbye to the other ranks, and give them a moment to do so. Received tensors stay
+        valid. The group is left as it is."""
+        for link in self._streams:
+            link.leave()
+        deadline = time.monotonic() + _LINGER
+        for link in self._streams:
+            link.linger(deadline)
         self._streams = []
+        self._forget()
         if self._device is not None:
             self._device.close()

@@ -25,7 +25,7 @@ from fullbore.runtime.wire import Layout, fill, finish, unpack, views
 _SIZE = struct.Struct("<I")
 _MAX_PIECES = 64
 _LOW_WATER = 1 << 19
-_LINGER = 5.0
+_LINGER = 2.0
 
 
 class Outbox:
@@ -106,17 +106,27 @@ class StreamLink(Link):
         self._pool.age()
         super().flush()
 
-    def close(self) -> None:
-        """See ``Link.close``; gives the peer some time to take what it was sent."""
+    def leave(self) -> None:
+        """See ``Link.leave``."""
         deadline = time.monotonic() + _LINGER
         while self.outbox.pending and not self.outbox.failed and time.monotonic() < deadline:
             time.sleep(0.001)
-        super().close()
+        super().leave()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
 
-    def abandon(self) -> None:
-        """See ``Link.abandon``."""
+    def linger(self, deadline: float) -> None:
+        """Read until the peer leaves too: what it has not received yet is lost if the socket is
+        closed with something unread."""
+        readable = select.poll()
+        readable.register(self._sock, select.POLLIN)
+        while not self.gone and readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            self.read()
+
+    def close(self) -> None:
+        """See ``Link.close``."""
         self.outbox.close()
-        super().abandon()
+        super().close()
 
     def _transmit(self, known: Outgoing, tensors: Sequence[Tensor], tag: int) -> None:
         layout = known.layout
