@@ -54,6 +54,18 @@ class Product(torch.autograd.Function):
         return dy @ weight, dy.t() @ h
 
 
+class Stop(torch.autograd.Function):
+    """Has no gradient to give."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, dy: Tensor) -> None:
+        return None
+
+
 def compiled(backend: str) -> nn.Module:
     return Calls(
         lambda self, h: self.b(self.c(self.a(h))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.runtime.backward.cases import freeze, mlp
+from tests.runtime.backward.limits import Stop
 from torch import Tensor, nn
 
 from fullbore.runtime.backward import SplitBackward, full_backward
@@ -156,6 +157,17 @@ def test_a_batch_marked_as_data_lets_the_layers_after_it_wait(module, batch, wai
         assert torch.equal(weight.grad, gradient)
 
 
+def test_a_stage_without_parameters_does_nothing_for_a_marked_batch():
+    marked, calls = leaf(4, 8), []
+    y = marked * 2
+    y.register_hook(lambda _: calls.append(1))
+    split = SplitBackward([y], [], data=[marked])
+    split.input_backward([torch.ones(4, 8)])
+    split.weight_backward()
+    assert not calls
+    assert marked.grad is None
+
+
 def test_a_tensor_that_w_needs_must_stay_as_it_is():
     module, h = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), leaf(4, 8)
     hidden = module[1](module[0](h))
@@ -186,6 +198,17 @@ def test_every_product_notices_a_change(module, make):
     x.add_(1)
     with pytest.raises(RuntimeError, match="modified in place"):
         split.weight_backward()
+
+
+def test_what_gets_no_gradient_from_above_leaves_none():
+    stopped, trained, h = nn.Linear(8, 8), nn.Linear(8, 8), leaf(4, 8)
+    split = SplitBackward([Stop.apply(stopped(h)) + trained(h)], [h])
+    split.input_backward([torch.ones(4, 8)])
+    assert split.deferred == 1
+    split.weight_backward()
+    assert stopped.weight.grad is None
+    assert stopped.bias.grad is None
+    assert trained.weight.grad is not None
 
 
 def test_an_error_in_i_comes_through():

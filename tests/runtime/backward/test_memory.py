@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from tests.runtime.backward.cases import mlp
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from fullbore.runtime.backward import SplitBackward, engine, full_backward, split
 
@@ -128,21 +129,49 @@ def test_what_saved_tensor_hooks_keep_dies_in_i(without_collector):
     assert all(ref() is None for ref in packed)
 
 
+class Mark:
+    """Dies with the node that it is put on."""
+
+
+def marked(tensor: Tensor) -> weakref.ref[Mark]:
+    mark, node = Mark(), cast(Any, tensor.grad_fn)
+    node.metadata["mark"] = mark
+    return weakref.ref(mark)
+
+
+def test_the_graph_dies_with_the_output_while_w_waits(without_collector):
+    module, x = mlp(), torch.randn(4, 8, requires_grad=True)
+    hidden = module[1](module[0](x))
+    y = module[2](hidden)
+    refs = [marked(hidden), marked(y)]
+    both = SplitBackward([y], [x])
+    both.input_backward([torch.ones_like(y)])
+    del hidden, y
+    assert both.deferred
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_a_full_backward_in_i_keeps_nothing(without_collector):
+    module, x = mlp(), torch.randn(4, 8, requires_grad=True)
+    hidden = checkpoint(module[:2], x, use_reentrant=True)
+    ref = storage_of(hidden)
+    y = module[2](hidden)
+    both = SplitBackward([y], [x])
+    del hidden
+    both.input_backward([torch.ones_like(y)])
+    assert ref.expired()
+
+
 @pytest.mark.parametrize("steps", ["I", "I W"])
 def test_there_is_no_cycle(without_collector, steps):
-    class Mark:
-        pass
-
-    module, x, mark = encoder(), torch.randn(32, 2, 64, requires_grad=True), Mark()
+    module, x = encoder(), torch.randn(32, 2, 64, requires_grad=True)
     y = module(x)
     both = SplitBackward([y], [x])
-    assert y.grad_fn is not None
-    y.grad_fn.metadata["mark"] = mark
-    refs: list[weakref.ref[Any]] = [weakref.ref(mark), weakref.ref(both)]
+    refs: list[weakref.ref[Any]] = [marked(y), weakref.ref(both)]
     both.input_backward([torch.ones_like(y)])
     if "W" in steps:
         both.weight_backward()
-    del mark, y, both
+    del y, both
     assert [ref() for ref in refs] == [None, None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,12 @@ def tied_linears() -> nn.Module:
     module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     module[2].weight = module[0].weight
     return module
+
+
+def sparse() -> Tensor:
+    matrix = torch.randn(40, 40, generator=torch.Generator().manual_seed(3))
+    with warnings.catch_warnings(action="ignore"):
+        return matrix.to_sparse_csr()
 
 
 def written_into(self: Calls, h: Tensor) -> Any:
@@ -272,7 +279,7 @@ PRODUCTS: Cases = {
         waits=1,
     ),
     "sparse by weight": Case(
-        weights(lambda self, h: torch.eye(8).to_sparse() @ self.w.t() + h, 8, 8), x(8, 8), 1
+        weights(lambda self, h: sparse() @ self.w.t() + h, 8, 40), x(40, 8), waits=1
     ),
     "broadcast": Case(
         lambda: Calls(lambda self, h: h * self.g + self.b, g=parameter(8), b=parameter(1)),
