@@ -36,7 +36,8 @@ def test_the_other_dialect_says_so():
     assert text.endswith("rank 0: 0F0 0B0\nrank 1: 1F0 1BW0\n")
     assert loads(text, format="txt", dialect="monarch") == SCHEDULE
     with pytest.raises(
-        FormatError, match="row 1: the dialect is monarch here, torch was asked for"
+        FormatError,
+        match="row 1: the dialect is monarch here, torch was asked for; ask for monarch",
     ):
         loads(text, format="txt")
 
@@ -48,6 +49,8 @@ def test_the_other_dialect_says_so():
         "\ufeffrank 0: 0F0 0I0\r\nrank 1: 1F0 1B0\r\n",
         "#\n# A remark: capital\n\n rank 0:\t0F0   0I0 \n\n# another\n  rank 1:1F0 1B0\n\n",
         "rank 0: 0F0 0I0\nrank 1: 1F0 1B0\n#form:compute",
+        "# form : compute\n# placement: 0, 1\nrank 0: 0F0 0I0\nrank 1: 1F0 1B0",
+        "# TODO: a remark\n# see https://example.org\nrank 0: 0F0 0I0\nrank 1: 1F0 1B0",
     ],
 )
 def test_people_write_it_in_many_ways(text: str):
@@ -74,17 +77,21 @@ def test_headers_say_what_the_actions_do_not():
         ("rank 0: 0F0\n  1B0", "row 2: not the next rank: '1B0'; expected 'rank 1:'"),
         ("\nrank 0: 0F0  0BW0", "row 2, column 14: this looks like the monarch dialect"),
         ("rank 0: 0F0, 0B0", "row 1, column 9: not an action: '0F0,'"),
+        ("# Placement: 0 1\nrank 0: 0F0", "row 1: unknown header 'Placement'; expected dialect"),
+        ("# num-microbatches: 2\nrank 0: 0F0", "row 1: unknown header 'num-microbatches'"),
+        ("# Forward only: true\nrank 0: 0F0", "row 1: unknown header 'Forward only'"),
         ("# forms: compute\nrank 0: 0F0", "row 1: unknown header 'forms'; expected dialect, name"),
-        ("# form: a\n# form: b\n", "row 2: a header twice: 'form'"),
-        ("# form: raw\nrank 0: 0F0", "form: not '\"raw\"'; expected compute or lowered"),
+        ("# form: compute\n# form: b\n", "row 2: a header twice: 'form'"),
+        ("# form: raw\nrank 0: 0F0", "row 1: form: not '\"raw\"'; expected compute or lowered"),
         (
-            "# forward_only: yes\nrank 0: 0F0",
-            "row 1: forward_only: not JSON: Expecting value 'yes'",
+            "\n# forward_only: True\nrank 0: 0F0",
+            "row 2: forward_only: not 'True'; expected true or false",
         ),
-        ("# num_microbatches: 0\nrank 0: 0F0", "num_microbatches: not '0'; expected a positive"),
-        ("# placement: 0 x\nrank 0: 0F0", "row 1: placement: not JSON"),
-        ("# placement: 0 2\nrank 0: 0F0", "placement: rank 1 holds no stage"),
-        ("# parameters: 3\nrank 0: 0F0", "parameters: not '3'; expected an object"),
+        ("# num_microbatches: two\n", "row 1: num_microbatches: not 'two'; expected a positive"),
+        ("# num_microbatches: 0\nrank 0: 0F0", "row 1: num_microbatches: not '0'; expected a"),
+        ("# placement: 0 x\nrank 0: 0F0", "row 1: placement: not '0 x'; expected each stage"),
+        ("# placement: 0 2\nrank 0: 0F0", "row 1: placement: rank 1 holds no stage"),
+        ("# parameters: 3\nrank 0: 0F0", "row 1: parameters: not '3'; expected an object"),
         ("# dialect: jax\nrank 0: 0F0", "row 1: the dialect is jax here, torch was asked for"),
     ],
 )

@@ -25,7 +25,7 @@ def read(text: str, dialect: Dialect) -> Content:
             program = _read_row(row, dialect, number=number)
             if program and blank is not None:
                 raise FormatError(
-                    "a blank row between ranks",
+                    f"a blank row {'between ranks' if programs else 'before the first rank'}",
                     row=blank,
                     expected=f"the actions of rank {blank - 1}",
                 )
@@ -34,7 +34,7 @@ def read(text: str, dialect: Dialect) -> Content:
             elif blank is None:
                 blank = number
     except csv.Error as error:
-        raise FormatError(f"not CSV: {error}", row=rows.line_num) from error
+        raise _not_csv(text, error, dialect, row=rows.line_num) from error
     if not programs:
         raise FormatError("no actions", expected="one row for each rank")
     return Content(tuple(programs))
@@ -57,6 +57,17 @@ def write(schedule: Schedule, dialect: Dialect) -> str:
     return "".join(f"{','.join(row)}\n" for row in rows)
 
 
+def _not_csv(text: str, error: csv.Error, dialect: Dialect, *, row: int) -> FormatError:
+    """The error for a row that csv refuses, with the cell if it is the length of one."""
+    line = list(io.StringIO(text, newline=""))[row - 1].rstrip("\r\n")
+    limit = csv.field_size_limit()
+    for column, cell in enumerate(line.split(","), 1):
+        if len(cell) > limit:
+            long = FormatError("a cell this long is no action:", text=cell)
+            return (_other_separator(cell, dialect) or long).at(row=row, column=column)
+    return FormatError(f"not CSV, {error}:", text=line, row=row)
+
+
 def _read_row(row: list[str], dialect: Dialect, *, number: int) -> Program:
     program: list[Action] = []
     for column, cell in enumerate(row, 1):
@@ -66,5 +77,17 @@ def _read_row(row: list[str], dialect: Dialect, *, number: int) -> Program:
         try:
             program += actions or read_text(cell, dialect)
         except FormatError as error:
+            error = _other_separator(cell, dialect) or error
             raise error.at(row=number, column=column) from None
     return tuple(program)
+
+
+def _other_separator(cell: str, dialect: Dialect) -> FormatError | None:
+    """The error for a cell that is many: spreadsheets separate them as is usual in a country."""
+    for separator in ";\t":
+        parts = [part.strip() for part in cell.split(separator)]
+        if len(parts) > 1 and all(dialect.read(part) for part in parts if part):
+            return FormatError(
+                f"{separator!r} between actions:", text=cell, expected="a comma between cells"
+            )
+    return None

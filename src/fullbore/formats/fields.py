@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import NoReturn
+import reprlib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
 
 from fullbore.errors import FormatError, ParameterError
-from fullbore.formats.content import Content
-from fullbore.ir import Form, Placement, Program
-
-FIELDS = ("name", "parameters", "form", "forward_only", "num_microbatches", "placement")
+from fullbore.ir import Form, Placement
 
 
-def content(programs: tuple[Program, ...], values: Mapping[str, object]) -> Content:
-    """The programs with those of ``FIELDS`` that ``values`` holds, as JSON would hold them.
+class Field(NamedTuple):
+    """What a field holds, in words, and the function that makes it of what JSON would hold. It
+    raises ValueError for something else."""
+
+    expected: str
+    parse: Callable[[Any], Any]
+
+
+def parse(name: str, value: object) -> Any:
+    """What the field called ``name``, one of ``FIELDS``, holds for ``Content``.
 
     Raises:
-        FormatError: a value is not what it should be.
+        FormatError: ``value`` is not what it should be.
     """
-    return Content(
-        programs,
-        _placement(values.get("placement")),
-        _count(values.get("num_microbatches")),
-        _form(values.get("form")),
-        _flag(values.get("forward_only")),
-        _name(values.get("name", "")),
-        _parameters(values.get("parameters", {})),
-    )
+    try:
+        return FIELDS[name].parse(value)
+    except ParameterError as error:
+        raise FormatError(str(error)) from error
+    except ValueError:
+        raise wrong(name, value, FIELDS[name].expected) from None
 
 
 def decode(text: str) -> object:
@@ -42,14 +46,17 @@ def decode(text: str) -> object:
         raise
     except json.JSONDecodeError as error:
         raise FormatError(f"not JSON: {error.msg}", row=error.lineno, column=error.colno) from error
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"not JSON of a sensible size: {error}") from error
+    except RecursionError:
+        raise FormatError("not JSON of a sensible size: too deep") from None
+    except ValueError:
+        raise FormatError("not JSON of a sensible size: a number with too many digits") from None
 
 
 def wrong(what: str, value: object, expected: str) -> FormatError:
-    """The error for a field that holds something else than it should."""
-    shown = json.dumps(value) if value is None or isinstance(value, str | int | float) else ""
-    return FormatError(f"{what}: not", text=shown or type(value).__name__, expected=expected)
+    """The error for something that does not hold what it should."""
+    plain = value is None or isinstance(value, str | int | float)
+    shown = json.dumps(value) if plain else reprlib.repr(value)
+    return FormatError(f"{what}: not", text=shown, expected=expected)
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -69,43 +76,45 @@ def _placement(value: object) -> Placement | None:
     if value is None:
         return None
     if not isinstance(value, list) or any(type(rank) is not int for rank in value):
-        raise wrong("placement", value, "each stage's rank")
-    try:
-        return Placement(tuple(value))
-    except ParameterError as error:
-        raise FormatError(str(error)) from error
+        raise ValueError
+    return Placement(tuple(value))
 
 
 def _count(value: object) -> int | None:
-    if value is None:
-        return None
-    if type(value) is not int or value < 1:
-        raise wrong("num_microbatches", value, "a positive number")
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError
     return value
 
 
 def _form(value: object) -> Form | None:
-    if value is None:
-        return None
-    form = next((form for form in Form if form.value == value), None)
-    if form is None:
-        raise wrong("form", value, " or ".join(form.value for form in Form))
-    return form
+    return None if value is None else Form(value)
 
 
 def _flag(value: object) -> bool | None:
     if value is not None and not isinstance(value, bool):
-        raise wrong("forward_only", value, "true or false")
+        raise ValueError
     return value
 
 
 def _name(value: object) -> str:
     if not isinstance(value, str):
-        raise wrong("name", value, "a string")
+        raise ValueError
     return value
 
 
 def _parameters(value: object) -> tuple[tuple[str, int | str], ...]:
     if not isinstance(value, dict) or not all(isinstance(v, int | str) for v in value.values()):
-        raise wrong("parameters", value, "an object of whole numbers and strings")
+        raise ValueError
     return tuple(value.items())
+
+
+FIELDS: Mapping[str, Field] = MappingProxyType(
+    {
+        "name": Field("a string", _name),
+        "parameters": Field("an object of whole numbers and strings", _parameters),
+        "form": Field(" or ".join(form.value for form in Form), _form),
+        "forward_only": Field("true or false", _flag),
+        "num_microbatches": Field("a positive number", _count),
+        "placement": Field("each stage's rank", _placement),
+    }
+)

@@ -31,6 +31,8 @@ from fullbore.ir import Action, Program, Schedule
 
 VERSION = 1
 _KEYS = ("fullbore", *fields.FIELDS, "programs")
+_REQUIRED = ("fullbore", "programs")
+_EXAMPLE = '{"fullbore": 1, "programs": {"0": ["0F0", "0B0"]}} at least'
 
 
 def read(text: str, dialect: Dialect) -> Content:
@@ -44,13 +46,17 @@ def read(text: str, dialect: Dialect) -> Content:
     data = fields.decode(text)
     if not isinstance(data, dict):
         raise fields.wrong("the document", data, "an object")
-    version = data.get("fullbore")
+    missing = next((key for key in _REQUIRED if key not in data), None)
+    if missing is not None:
+        raise FormatError("a key is missing:", text=missing, expected=_EXAMPLE)
+    version = data["fullbore"]
     if type(version) is not int or version != VERSION:
         raise fields.wrong("fullbore", version, f"{VERSION}, the version of this format")
     unknown = next((key for key in data if key not in _KEYS), None)
     if unknown is not None:
         raise FormatError("unknown key", text=unknown, expected=", ".join(_KEYS))
-    return fields.content(_programs(data.get("programs"), dialect), data)
+    known = {key: fields.parse(key, data[key]) for key in fields.FIELDS if key in data}
+    return Content(_programs(data["programs"], dialect), **known)
 
 
 def write(schedule: Schedule, dialect: Dialect) -> str:

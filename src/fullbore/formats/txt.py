@@ -12,7 +12,8 @@
     rank 1: 1F0 1B0
 
 Every header may be missing; what it would say is inferred, as for CSV. Other lines that start with
-``#`` are comments, as long as they do not read ``# word: ...``, which may be a misspelt header.
+``#`` are comments, as long as they do not read ``# word: ...`` or ``# Placement: ...``, which may
+be a misspelt header.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ from __future__ import annotations
 import io
 import json
 import re
+from typing import Any
 
 from fullbore.errors import FormatError
 from fullbore.formats import fields
 from fullbore.formats.content import Content
-from fullbore.formats.dialects import Dialect, read_text, write_program
+from fullbore.formats.dialects import DIALECTS, Dialect, read_text, write_program
 from fullbore.formats.plain import NUMBER
 from fullbore.ir import Action, Program, Schedule
 
-_HEADER = re.compile(r"#\s*([a-z_]+):(.*)")
+_WORDLIKE = re.compile("[a-z_]+")
 _RANK = re.compile(rf"\s*rank ({NUMBER}):")
 _WORD = re.compile(r"\S+")
 _KEYS = ("dialect", *fields.FIELDS)
-_STRINGS = ("dialect", "name", "form")
+_STRINGS = ("name", "form")
 
 
 def read(text: str, dialect: Dialect) -> Content:
@@ -42,7 +44,7 @@ def read(text: str, dialect: Dialect) -> Content:
         FormatError: a line is neither header, comment nor rank, an entry is no action, ranks are
             not 0..P-1 in order, or the header names another dialect.
     """
-    headers: dict[str, object] = {}
+    headers: dict[str, Any] = {}
     programs: list[Program] = []
     for row, line in enumerate(io.StringIO(text, newline=None), 1):
         try:
@@ -54,7 +56,8 @@ def read(text: str, dialect: Dialect) -> Content:
             raise error.at(row=row) from None
     if not programs:
         raise FormatError("no ranks", expected="lines such as 'rank 0: 0F0 0B0'")
-    return fields.content(tuple(programs), headers)
+    headers.pop("dialect", None)
+    return Content(tuple(programs), **headers)
 
 
 def write(schedule: Schedule, dialect: Dialect) -> str:
@@ -81,23 +84,39 @@ def write(schedule: Schedule, dialect: Dialect) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read_comment(line: str, headers: dict[str, object], dialect: Dialect) -> None:
-    match = _HEADER.fullmatch(line)
-    if match is None:
+def _read_comment(line: str, headers: dict[str, Any], dialect: Dialect) -> None:
+    key, colon, value = (part.strip() for part in line[1:].partition(":"))
+    if not colon:
         return
-    key, value = match[1], match[2].strip()
     if key not in _KEYS:
-        raise FormatError("unknown header", text=key, expected=", ".join(_KEYS))
+        if _WORDLIKE.fullmatch(key) or re.sub("[ -]", "_", key.lower()) in _KEYS:
+            raise FormatError("unknown header", text=key, expected=", ".join(_KEYS))
+        return
     if key in headers:
         raise FormatError("a header twice:", text=key)
-    if key == "dialect" and value != dialect.name:
-        raise FormatError(f"the dialect is {value[:40]} here, {dialect.name} was asked for")
-    if key == "placement":
-        value = f"[{','.join(value.split())}]"
+    if key == "dialect":
+        _check_dialect(value, dialect)
+    headers[key] = value if key == "dialect" else _value(key, value)
+
+
+def _check_dialect(name: str, asked: Dialect) -> None:
+    if name != asked.name:
+        hint = f"; ask for {name}" if name in DIALECTS else ""
+        raise FormatError(f"the dialect is {name[:40]} here, {asked.name} was asked for{hint}")
+
+
+def _value(key: str, text: str) -> Any:
+    """What the header ``key`` holds, for ``Content``."""
+    if key in _STRINGS:
+        return fields.parse(key, text)
     try:
-        headers[key] = value if key in _STRINGS else fields.decode(value)
-    except FormatError as error:
-        raise FormatError(f"{key}: {error.message}", text=value) from None
+        value = fields.decode(
+            f"[{','.join(text.replace(',', ' ').split())}]" if key == "placement" else text
+        )
+    except FormatError:
+        expected = fields.FIELDS[key].expected
+        raise FormatError(f"{key}: not", text=text, expected=expected) from None
+    return fields.parse(key, value)
 
 
 def _read_rank(line: str, dialect: Dialect, *, rank: int) -> Program:
