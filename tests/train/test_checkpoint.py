@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullbore.errors import ParameterError
+from fullbore.errors import ExecutionError, ParameterError
 from fullbore.train import checkpoint as module
 from fullbore.train.checkpoint import (
     Checkpoint,
@@ -66,7 +66,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(ParameterError, match=r"--save .*x.pt: cannot be written: .*No space left"):
+    with pytest.raises(ExecutionError, match=r"--save .*x.pt: cannot be written: .*No space left"):
         save_checkpoint(path, replace(held, step=2))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -147,6 +147,14 @@ def test_whether_a_place_can_be_written_is_known_beforehand(tmp_path: Path):
         check_writable(tmp_path / "nowhere" / "x.pt")
     with pytest.raises(ParameterError, match="is a folder"):
         check_writable(tmp_path)
+
+
+def test_only_a_checkpoint_is_written_over(held: Checkpoint, tmp_path: Path):
+    save_checkpoint(tmp_path / "x.pt", held)
+    check_writable(tmp_path / "x.pt")
+    (tmp_path / "thesis.tex").write_text("for years")
+    with pytest.raises(ParameterError, match=r"thesis.tex: .* no checkpoint"):
+        check_writable(tmp_path / "thesis.tex")
 
 
 def test_packed_tensors_are_themselves_again():

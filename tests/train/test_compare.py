@@ -7,7 +7,7 @@ from fullbore.train.compare import TOLERANCE, compare, worst
 
 pytestmark = pytest.mark.torch
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -36,7 +36,8 @@ def test_rounding_is_wrong_only_where_equality_is_asked_for():
         (tensor(1e-30), tensor(0)),
         (tensor(NAN), tensor(1)),
         (tensor(1), tensor(NAN)),
-        (tensor(NAN), tensor(NAN)),
+        (tensor(1, NAN), tensor(1.1, NAN)),
+        (tensor(INF), tensor(-INF)),
         (None, tensor(1)),
         (tensor(1), None),
     ],
@@ -47,8 +48,10 @@ def test_what_no_rounding_explains_is_wrong(found, wanted):
     assert "w" in str(difference)
 
 
-def test_two_missing_gradients_are_equal():
-    assert not compare("w", None, None, exact=True).wrong
+@pytest.mark.parametrize("value", [None, tensor(NAN, 1), tensor(INF, -INF)])
+def test_what_is_missing_or_lost_on_both_sides_is_equal(value):
+    found = compare("w", value, value, exact=True)
+    assert (found.absolute, found.wrong) == (0, False)
 
 
 def test_the_worst_is_wrong_before_it_is_far():

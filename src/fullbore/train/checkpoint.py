@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullbore.errors import ParameterError
+from fullbore.errors import ExecutionError, ParameterError
 from fullbore.train.model import GPT
 from fullbore.train.optimizer import State
 from fullbore.train.settings import ModelSize, Recipe
@@ -47,14 +47,14 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write the file at once or not at all.
 
     Raises:
-        ParameterError: it cannot be written.
+        ExecutionError: it cannot be written.
     """
     content = {"format": FORMAT, "version": VERSION, **_plain(checkpoint)}
     try:
         _replace(path, content)
     except (OSError, RuntimeError) as error:
         # torch reports a full disk as a RuntimeError.
-        raise ParameterError(f"--save {path}: cannot be written: {error}") from error
+        raise ExecutionError(f"--save {path}: cannot be written: {error}") from error
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -93,6 +93,8 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise ParameterError(f"--save {path}: is a folder; give the name of a file")
+    if path.exists() and not zipfile.is_zipfile(path):
+        raise ParameterError(f"--save {path}: there is such a file, and it is no checkpoint")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass

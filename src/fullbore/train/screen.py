@@ -98,7 +98,7 @@ class BarScreen:
 
     def note(self, text: str) -> None:
         """A line above the bar."""
-        self._bar.console.print(text, markup=False)
+        self._bar.console.print(text, markup=False, soft_wrap=True)
 
 
 class LineScreen:

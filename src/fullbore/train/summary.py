@@ -51,9 +51,13 @@ def complaint(progress: Progress) -> str | None:
         return f"step {progress.step}: the loss is {progress.loss}; try a smaller --lr"
     if progress.outcome is Outcome.FINISHED:
         return None
-    if progress.saved_at == progress.step:
-        return f"interrupted; go on with --resume {progress.settings.save}"
-    return f"interrupted after step {progress.step}; --save keeps such a run"
+    interrupted = f"interrupted after step {progress.step}"
+    if progress.saved_at is not None:
+        path = progress.settings.save
+        return f"{interrupted}; go on from step {progress.saved_at} with --resume {path}"
+    if progress.settings.save is not None:
+        return f"{interrupted}; nothing is saved"
+    return f"{interrupted}; --save would have kept it"
 
 
 def _work(progress: Progress) -> str:
