@@ -79,8 +79,15 @@ def test_what_is_no_schedule(programs: Any, microbatches: Any, message: str):
         ("form", "lowered"),
         ("forward_only", "false"),
         ("name", None),
+        ("parameters", {"num_ranks": 1}),
     ],
 )
 def test_what_has_another_type_is_refused(name: str, value: Any):
     with pytest.raises(ParameterError, match=f"schedule: {name} must be of type .*, got "):
         replace(ONE, **{name: value})
+
+
+@pytest.mark.parametrize("pair", [("lr", 0.5), ("a", None), (1, 2), ("a", 1, 2), ["a", 1], "ab"])
+def test_parameters_are_what_a_file_can_hold(pair: Any):
+    with pytest.raises(ParameterError, match="pairs of a name and a whole number or text"):
+        replace(ONE, parameters=(pair,))

@@ -1,6 +1,7 @@
 """The grid on a terminal."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -40,8 +41,7 @@ def test_pictures(golden, golden_name: str, name: str, num_ranks: int, options: 
 def test_every_line_fits_the_width():
     schedule = build("zbv", num_ranks=4, num_microbatches=8)
     for width in (50, 79, 100, 120, 1000):
-        lines = render_grid(schedule, width=width).splitlines()
-        assert max(map(len, lines[1:])) <= width
+        assert max(map(len, render_grid(schedule, width=width).splitlines())) <= width
 
 
 def test_a_width_of_0_never_folds():
@@ -53,6 +53,14 @@ def test_too_narrow_a_terminal_gets_one_unit_a_strip():
     schedule = build("1f1b", num_ranks=2, num_microbatches=1)
     text = render_grid(schedule, width=1)
     assert sum(line.startswith("rank 0") for line in text.splitlines()) == 6
+
+
+def test_a_name_cannot_steer_the_terminal():
+    schedule = build("1f1b", num_ranks=1, num_microbatches=1)
+    for name in ("\x1b[31mred", "two\nlines", "\x9b2J", "\u202eflipped"):
+        text = render_grid(replace(schedule, name=name), width=0)
+        assert text.startswith(f"{name!a}: 1 rank")
+    assert render_grid(replace(schedule, name="計画"), width=0).startswith("計画: 1 rank")
 
 
 def test_a_negative_width_is_refused():

@@ -27,6 +27,7 @@ _TYPES = {
     "form": Form,
     "forward_only": bool,
     "name": str,
+    "parameters": tuple,
 }
 
 
@@ -76,6 +77,11 @@ class Schedule:
                 raise ParameterError(
                     f"schedule: {name} must be of type {wanted.__name__}, got {value!r}"
                 )
+        if not all(map(_is_parameter, self.parameters)):
+            raise ParameterError(
+                "schedule: parameters are pairs of a name and a whole number or text, got "
+                f"{self.parameters!r}"
+            )
         if len(self.programs) != self.placement.num_ranks:
             raise ParameterError(
                 f"schedule: {len(self.programs)} programs, but the placement names "
@@ -125,3 +131,9 @@ class Schedule:
         from fullbore.view.grid import render_html
 
         return render_html(self)
+
+
+def _is_parameter(pair: object) -> bool:
+    if type(pair) is not tuple or len(pair) != 2:
+        return False
+    return isinstance(pair[0], str) and isinstance(pair[1], int | str)

@@ -84,8 +84,10 @@ def title(schedule: Schedule) -> str:
         else f"{count(schedule.num_stages, 'stage')} ({shape})"
     )
     mode = ", forward only" if schedule.forward_only else ""
+    # A name comes from a file, and what it holds must not steer the terminal.
+    name = schedule.name if schedule.name.isprintable() else ascii(schedule.name)
     return (
-        f"{schedule.name or 'schedule'}: {count(schedule.num_ranks, 'rank')}, {stages}, "
+        f"{name or 'schedule'}: {count(schedule.num_ranks, 'rank')}, {stages}, "
         f"{count(schedule.num_microbatches, 'microbatch', 'microbatches')}{mode}"
     )
 

@@ -54,7 +54,7 @@ def render_grid(
     if lowered is None:
         lowered = schedule.form is Form.LOWERED
     canvas = Canvas(color, width)
-    head = canvas.paint(title(schedule), BOLD)
+    head = "\n".join(canvas.paint(line, BOLD) for line in _folded(title(schedule), width))
     costs = WITH_REDUCE_GRAD if reduce_grad and not lowered else UNIT_COSTS
     try:
         timeline = unit_timeline(schedule, costs=costs)
@@ -68,9 +68,13 @@ def render_grid(
         body = [*listing(schedule, canvas=canvas, reduce_grad=reduce_grad), ""]
     else:
         body = _over_time(rows, canvas, gap=0 if compact else 1)
-    foot = wrap(summary(timeline, costs, kinds_of(rows)), width or sys.maxsize)
+    foot = _folded(summary(timeline, costs, kinds_of(rows)), width)
     return "\n".join([head, "", *body, *foot])
 
 
 def _over_time(rows: list[list[Block]], canvas: Canvas, *, gap: int) -> list[str]:
     return [*strips(rows, gap=gap, canvas=canvas), "", *legend(rows, gap=gap, canvas=canvas)]
+
+
+def _folded(text: str, width: int) -> list[str]:
+    return wrap(text, width or sys.maxsize, break_long_words=False)
