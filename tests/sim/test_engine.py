@@ -46,9 +46,10 @@ def test_what_cannot_have_a_cost_is_refused(kind: Kind):
         unit_timeline(from_csv("0F0,0B0\n"), costs={kind: 1})
 
 
-def test_a_negative_cost_is_refused():
-    with pytest.raises(ParameterError, match="F must not be negative, got -1"):
-        unit_timeline(from_csv("0F0,0B0\n"), costs={Kind.F: -1})
+@pytest.mark.parametrize("cost", [-1, float("nan"), float("inf")])
+def test_a_cost_that_is_no_time_is_refused(cost: float):
+    with pytest.raises(ParameterError, match=f"F must be a time of 0 or more, got {cost}"):
+        unit_timeline(from_csv("0F0,0B0\n"), costs={Kind.F: cost})
 
 
 def test_an_overlap_hands_on_each_part_when_that_part_ends():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from types import MappingProxyType
 
 from fullbore.errors import InvalidSchedule, ParameterError
@@ -22,13 +23,14 @@ def unit_timeline(schedule: Schedule, *, costs: Mapping[Kind, float] = UNIT_COST
         costs: the time that a kind of computation or sharding takes; none where a kind is missing.
 
     Raises:
-        ParameterError: a cost is negative, or given to a kind that this engine runs in no time.
+        ParameterError: a cost is negative or not finite, or given to a kind that this engine runs
+            in no time.
         InvalidSchedule: an action names a stage or microbatch out of range, or the order cannot
             run.
     """
     for kind, cost in costs.items():
-        if cost < 0:
-            raise ParameterError(f"costs: {kind.name} must not be negative, got {cost}")
+        if not 0 <= cost < inf:
+            raise ParameterError(f"costs: {kind.name} must be a time of 0 or more, got {cost}")
         if KINDS[kind].group is Group.COMMUNICATION or KINDS[kind].fused:
             raise ParameterError(f"costs: {kind.name} has no cost of its own here")
     return earliest_start(schedule, lambda action: costs.get(action.kind, 0))
