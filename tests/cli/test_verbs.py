@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fullbore.cli import main
+from fullbore.cli.diff import Change, compare
 from fullbore.formats import dumps, load, save
-from fullbore.ir import Form
+from fullbore.ir import Action, Form, Kind
 from fullbore.passes import lower
 from fullbore.schedules import FAMILIES, build
 from fullbore.verify import verify
@@ -180,13 +183,33 @@ def test_diff_says_where():
         "- a.csv",
         "+ b.csv",
         "rank 1:",
-        "  + step 1: 1F1",
-        "  - step 2: 1F1",
+        "  - step 1: 1B0",
+        "  + step 2: 1B0",
     ]
     report = json.loads(run("diff", "a.csv", "b.csv", "--json", code=1).stdout)
     assert report["equal"] is False
     assert report["ranks"][0] == []
     assert len(report["ranks"][1]) == 2
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=12), st.lists(st.sampled_from("abcdef")))
+def test_the_changes_lead_from_one_program_to_the_other(before: list[str], after: list[str]):
+    one, two = ([Action(ord(letter), Kind.F, 0) for letter in text] for text in (before, after))
+    found = [str(action) for action in one]
+    for change in reversed(compare(tuple(one), tuple(two))):
+        end = change.first_step + len(change.first)
+        assert found[change.first_step : end] == change.first
+        found[change.first_step : end] = change.second
+    assert found == [str(action) for action in two]
+
+
+def test_what_stays_in_order_is_no_change():
+    one = build("1f1b", num_ranks=4, num_microbatches=2000).programs[0]
+    assert compare(one, one) == []
+    assert compare(one[:7] + one[8:], one) == [Change(7, 7, [], [str(one[7])])]
+    # Quadratic time would be a minute.
+    two = build("gpipe", num_ranks=4, num_microbatches=20_000).programs[0]
+    assert sum(len(change.first) for change in compare(two, two[::2] + two[1::2])) == 19_999
 
 
 def test_diff_compares_a_file_with_a_family():
