@@ -11,7 +11,7 @@ from fullbore.sim import UNIT_COSTS, unit_timeline
 from fullbore.view.blocks import LEGEND, Block, count, kinds_of, rows_of_blocks, summary, title
 from fullbore.view.palette import PALETTE, Paint
 
-MOST_ACTIONS = 20_000
+MOST_CELLS = 100_000
 
 STYLE = """<style>
 .fullbore {font: 12px/1.5 ui-monospace, Menlo, Consolas, monospace; overflow-x: auto}
@@ -26,12 +26,12 @@ STYLE = """<style>
 
 def render_html(schedule: Schedule) -> str:
     """The schedule as a piece of HTML: over time if it holds computation only, as a list of all
-    actions if it is lowered or cannot run. One with more than 20,000 actions is only named.
+    actions if it is lowered or cannot run. One that takes more than 100,000 cells is only named.
     """
     head = [f"<b>{escape(title(schedule))}</b>"]
-    if schedule.num_actions > MOST_ACTIONS:
-        number = count(schedule.num_actions, "action")
-        return _page([*head, f"<div>{number} are too many to show here; print() does.</div>"])
+    too_large = f"<div>{count(schedule.num_actions, 'action')} are too many to show here.</div>"
+    if schedule.num_ranks * max(map(len, schedule.programs)) > MOST_CELLS:
+        return _page([*head, too_large])
     try:
         timeline = unit_timeline(schedule)
     except InvalidSchedule as error:
@@ -43,6 +43,8 @@ def render_html(schedule: Schedule) -> str:
     foot = f"<div>{escape(summary(timeline, UNIT_COSTS, kinds_of(rows)))}</div>"
     if schedule.form is Form.LOWERED:
         return _page([*head, _listing(schedule, set()), foot])
+    if schedule.num_ranks * timeline.makespan > MOST_CELLS:
+        return _page([*head, too_large, foot])
     return _page([*head, _timed(rows), _legend(rows), foot])
 
 
