@@ -28,7 +28,7 @@ format: .venv/.ok
 	$(BIN)/ruff check --fix .
 
 demo: .venv/.ok
-	$(BIN)/fullbore train --schedule zbv --ranks 2 --steps 100 --check
+	$(BIN)/fullbore train --schedule zbv --ranks 2 --layers 4 --steps 180 --check
 
 clean:
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
