@@ -12,7 +12,7 @@ def build(placement: Placement, num_microbatches: int) -> Schedule:
 
     They need 2P microbatches. With fewer, the *last* ones of 2P are kept, because it is at the end
     that backwards are split. If F = I = W = 1, that takes the time of ZBV up to M = P and at most
-    P/2 more from there to 2P; with the first ones it would take up to P-1 more.
+    P/2, rounded up, more from there to 2P; with the first ones it would take up to P-1 more.
     """
     num_ranks = placement.num_ranks
     filled = max(2 * num_ranks, num_microbatches)
