@@ -22,7 +22,7 @@ from fullbore.view.grid import render_grid
         "fullbore show 1f1b --ranks 4 --microbatches 8",
         "fullbore show interleaved_1f1b -p 8 -m 32 -v 4 --compact",
         "fullbore show zbv --ranks 4 --microbatches 8 --lowered",
-        "fullbore show mine.csv --dialect monarch | less -S",
+        "fullbore show mine.csv --dialect monarch --width 0 | less -S",
     )
 )
 @click.argument("schedule")
