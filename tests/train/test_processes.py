@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,15 +18,14 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 TINY = ["--layers", "4", "--width", "16", "--heads", "2", "--sequence-length", "16", "-m", "4"]
 SOURCE = Path(__file__).parent
 FOREVER = ["--steps", "1000000"]
-SECONDS = 60
+SECONDS = 100
 
 
 @contextmanager
-def training(*options: object) -> Iterator[subprocess.Popen[str]]:
-    """A run in a process group of its own, as a terminal makes one."""
-    command = [sys.executable, "-c", "from fullbore.cli import main; main()", "train"]
+def started(*command: object) -> Iterator[subprocess.Popen[str]]:
+    """A command in a process group of its own, as a terminal makes one."""
     process = subprocess.Popen(
-        [*command, *TINY, "--text", str(SOURCE), *map(str, options)],
+        list(map(str, command)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -36,8 +35,14 @@ def training(*options: object) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+            # torchrun ends its processes only if it is asked to end.
+            process.terminate()
+        process.communicate(timeout=SECONDS)
+
+
+def training(*options: object) -> AbstractContextManager[subprocess.Popen[str]]:
+    program = "from fullbore.cli import main; main()"
+    return started(sys.executable, "-c", program, "train", *TINY, "--text", SOURCE, *options)
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> None:
@@ -86,6 +91,17 @@ def test_ctrl_c_ends_the_step_saves_and_leaves_nobody_behind(tmp_path: Path):
     assert_gone(ranks)
 
 
+def test_ctrl_c_before_the_first_step_ends_the_run_at_once(tmp_path: Path):
+    with training(*FOREVER, "--save", tmp_path / "x.pt") as process:
+        read_until(process, "starting")
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert "interrupted after step 0; nothing is saved" in err
+    assert not out
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_killed_rank_ends_the_run():
     with training(*FOREVER) as process:
         read_until(process, "step 1/")
@@ -110,12 +126,12 @@ def test_the_ranks_end_with_a_killed_command():
 def test_ranks_that_torchrun_starts(tmp_path: Path):
     path, script = tmp_path / "x.pt", tmp_path / "train.py"
     script.write_text("from fullbore.cli import main\nmain()\n")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(script), "train", *TINY, "--text", str(SOURCE)]
-    command += ["--steps", "3", "--check", "--json", "--save", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=2 * SECONDS)
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    options = [*TINY, "--text", SOURCE, "--steps", 3, "--check", "--json", "--save", path]
+    with started(*torchrun, "--nproc-per-node", 2, script, "train", *options) as process:
+        out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    facts = json.loads(out)
     assert (facts["outcome"], facts["num_ranks"], facts["last_step"]) == ("finished", 2, 3)
     assert facts["check"]["equal"]
     assert facts["check"]["compared"] == 3 * (4 * 11 + 5 + 4)

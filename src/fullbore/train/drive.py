@@ -132,14 +132,19 @@ def _train_children(settings: Settings, director: Director) -> Outcome:
 
 @contextmanager
 def _signals(director: Director | None, *, once: bool) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the run after the step under way; with ``once``, the next one
-    ends it at once. torchrun sends them again to the processes that the terminal reached."""
+    """Let Ctrl-C and SIGTERM end the run after the step under way.
+
+    With ``once``, one that comes before there is anything to save ends the run at once, and so does
+    the second. torchrun sends each again to processes that the terminal had sent it already.
+    """
     outcomes = {signal.SIGINT: Outcome.INTERRUPTED, signal.SIGTERM: Outcome.TERMINATED}
 
     def handle(signum: int, frame: FrameType | None) -> None:
         if once:
             restore()
-        if director is not None:
+        if once and director is not None and not director.progress.steps_done:
+            signal.raise_signal(signum)
+        elif director is not None:
             director.stop(outcomes[signal.Signals(signum)])
 
     def restore() -> None:
