@@ -62,6 +62,8 @@ def test_nothing_can_be_changed():
         ((None,), 1, "one tuple of actions for each rank"),
         ((("0F0",),), 1, "programs hold Actions, not str; parse_action makes"),
         ((((0, Kind.F, 0, ()),),), 1, "programs hold Actions, not tuple"),
+        (((Action(0, "F", 0),),), 1, "kind is a Kind, .* not str"),  # type: ignore[arg-type]
+        (((Action(0, 0, 0),),), 1, "kind is a Kind, .* not int"),  # type: ignore[arg-type]
         (((F,),), 2.0, "num_microbatches must be of type int, got 2.0"),
         (((F,),), "2", "num_microbatches must be of type int, got '2'"),
         (((F,),), True, "num_microbatches must be of type int, got True"),

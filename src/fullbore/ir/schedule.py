@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
+from operator import itemgetter
 
 from fullbore.errors import ParameterError
 from fullbore.ir.action import Action
+from fullbore.ir.kinds import Kind
 from fullbore.ir.placement import Placement
 
 Program = tuple[Action, ...]
@@ -20,6 +22,8 @@ class Form(Enum):
     COMPUTE = "compute"
     LOWERED = "lowered"
 
+
+_kind_of = itemgetter(Action._fields.index("kind"))
 
 _TYPES = {
     "placement": Placement,
@@ -59,18 +63,7 @@ class Schedule:
     parameters: tuple[tuple[str, int | str], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        # A dict would be taken for its keys, a list would make equal schedules unequal.
-        if not all(type(part) is tuple for part in (self.programs, *self.programs)):
-            raise ParameterError(
-                "schedule: programs are a tuple that holds one tuple of actions for each rank, "
-                "from 0 to P-1"
-            )
-        strange = set(map(type, chain.from_iterable(self.programs))) - {Action}
-        if strange:
-            raise ParameterError(
-                f"schedule: programs hold Actions, not {strange.pop().__name__}; parse_action "
-                "makes an Action of its text"
-            )
+        self._check_programs()
         # Text in place of a form, say, would pass for neither form and check nothing.
         for name, wanted in _TYPES.items():
             if type(value := getattr(self, name)) is not wanted:
@@ -90,6 +83,25 @@ class Schedule:
         if self.num_microbatches < 1:
             raise ParameterError(
                 f"schedule: num_microbatches must be at least 1, got {self.num_microbatches}"
+            )
+
+    def _check_programs(self) -> None:
+        # A dict would be taken for its keys, a list would make equal schedules unequal.
+        if not all(type(part) is tuple for part in (self.programs, *self.programs)):
+            raise ParameterError(
+                "schedule: programs are a tuple that holds one tuple of actions for each rank, "
+                "from 0 to P-1"
+            )
+        actions = chain.from_iterable
+        if strange := set(map(type, actions(self.programs))) - {Action}:
+            raise ParameterError(
+                f"schedule: programs hold Actions, not {strange.pop().__name__}; parse_action "
+                "makes an Action of its text"
+            )
+        if strange := set(map(type, map(_kind_of, actions(self.programs)))) - {Kind}:
+            raise ParameterError(
+                "schedule: an action's kind is a Kind, such as Kind.F, not "
+                f"{strange.pop().__name__}"
             )
 
     @property
