@@ -168,6 +168,46 @@ def test_a_stage_without_parameters_does_nothing_for_a_marked_batch():
     assert marked.grad is None
 
 
+def in_flight(module: nn.Module, *, splits: bool) -> list[Tensor | None]:
+    """Two forwards under one autocast, then the backwards."""
+    inputs = [torch.randn(4, 8, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = [module(module(x.requires_grad_()).tanh()) for x in inputs]
+    if not splits:
+        for y in outputs:
+            full_backward([y], [torch.ones_like(y)])
+    else:
+        both = [SplitBackward([y], [x]) for y, x in zip(outputs, inputs, strict=True)]
+        for part in both:
+            part.input_backward([torch.ones(4, 8, dtype=torch.bfloat16)])
+            assert part.deferred == 4
+        for part in both:
+            part.weight_backward()
+    gradients = [t.grad for t in (*module.parameters(), *inputs)]
+    module.zero_grad()
+    return gradients
+
+
+def test_microbatches_in_flight_may_share_the_casts_of_autocast():
+    module = mlp()
+    whole, split = in_flight(module, splits=False), in_flight(module, splits=True)
+    for found, expected in zip(split, whole, strict=True):
+        assert found is not None
+        assert expected is not None
+        assert torch.equal(found, expected)
+
+
+def test_anomaly_detection_stays_usable():
+    module, h = mlp(), leaf(4, 8)
+    with torch.autograd.set_detect_anomaly(True, check_nan=True):
+        split = SplitBackward([module(h)], [h])
+        split.input_backward([torch.ones(4, 8)])
+        split.weight_backward()
+        bad = SplitBackward([(module(h) * 0).sqrt()], [h])
+        with pytest.raises(RuntimeError, match="nan values"):
+            bad.input_backward([torch.zeros(4, 8)])
+
+
 def test_a_tensor_that_w_needs_must_stay_as_it_is():
     module, h = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), leaf(4, 8)
     hidden = module[1](module[0](h))

@@ -33,11 +33,10 @@ class Product:
     """How to defer one operation.
 
     Attributes:
-        factors: the positions of the operands that are multiplied with each other, without those
-            that never have a gradient.
-        needs: for each position, the names of the saved tensors that its gradient needs.
-        record: reads them from a node that is running or has yet to run, for the operands at the
-            given positions.
+        factors: the positions of the factors; none where the one beside the weight, such as the
+            indices of an embedding, never has a gradient.
+        needs: for each position, the slots of the saved tensors that its gradient needs.
+        record: reads them, for the operands at the given positions, from the node that is running.
     """
 
     factors: tuple[int, ...]
@@ -50,11 +49,11 @@ class Product:
 
     def is_readable(self, node: Node, positions: Sequence[int]) -> bool:
         """Whether the saved tensors are at hand; a checkpoint, say, would recompute them."""
-        return all(
-            getattr(node, f"_raw_saved_{name}").unpack_hook is None
-            for position in positions
-            for name in self.needs[position]
-        )
+        for position in positions:
+            for slot in self.needs[position]:
+                if getattr(node, slot).unpack_hook is not None:
+                    return False
+        return True
 
 
 def _check(kept: Tensor, version: int) -> None:
@@ -193,10 +192,12 @@ def _embedding(node: Node, _: Sequence[int]) -> Gradients:
 
 
 PRODUCTS: Mapping[str, Product] = {
-    "AddmmBackward0": Product((1, 2), ((), ("mat2",), ("mat1",)), _addmm),
-    "MmBackward0": Product((0, 1), (("mat2",), ("self",)), _mm),
-    "BmmBackward0": Product((0, 1), (("mat2",), ("self",)), _bmm),
-    "ConvolutionBackward0": Product((0, 1), (("input", "weight"),) * 3, _convolution),
-    "EmbeddingBackward0": Product((), (("indices",),), _embedding),
+    "AddmmBackward0": Product((1, 2), ((), ("_raw_saved_mat2",), ("_raw_saved_mat1",)), _addmm),
+    "MmBackward0": Product((0, 1), (("_raw_saved_mat2",), ("_raw_saved_self",)), _mm),
+    "BmmBackward0": Product((0, 1), (("_raw_saved_mat2",), ("_raw_saved_self",)), _bmm),
+    "ConvolutionBackward0": Product(
+        (0, 1), (("_raw_saved_input", "_raw_saved_weight"),) * 3, _convolution
+    ),
+    "EmbeddingBackward0": Product((), (("_raw_saved_indices",),), _embedding),
 }
 """By the class name of the autograd node."""
