@@ -29,7 +29,7 @@ class Record:
                     lambda _, name=name: self.finished.append(name)
                 )
         for name, part in self.module.named_modules():
-            if not isinstance(part, torch._dynamo.OptimizedModule):
+            if type(part).__name__ != "OptimizedModule":
                 part.register_forward_hook(lambda *_, name=name: self.forwards.update([name]))
 
     def forward(self, case: Case, microbatch: int) -> tuple[list[Tensor], list[Tensor | None]]:
