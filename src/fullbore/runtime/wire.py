@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fullbore.errors import ParameterError
+from fullbore.errors import ParameterError, TransportError
 from fullbore.runtime.tree import Tree
 
 ALIGNMENT = 64
@@ -107,11 +107,7 @@ class Layout:
         return _remake, (self.form, self.leaves, _write_spec(self.spec), self.plain)
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Tree:
-        """The value whose tensors are ``tensors``."""
-        if self.form is Form.TENSOR:
-            return tensors[0]
-        if self.form is Form.TUPLE:
-            return tuple(tensors)
+        """The ``TREE`` whose tensors are ``tensors``."""
         assert self.spec is not None
         leaves: list[object] = list(tensors)
         for index, value in self.plain:
@@ -156,15 +152,6 @@ class Describer:
 
     def __call__(self, value: Tree) -> tuple[Layout, Sequence[Tensor]]:
         """See the class."""
-        if type(value) is Tensor:
-            layout = self._layouts.get(
-                (value.dtype, value.shape, value.requires_grad, value.is_cpu)
-            )
-            if layout is not None:
-                return layout, (value,)
-        return self._general(value)
-
-    def _general(self, value: Tree) -> tuple[Layout, Sequence[Tensor]]:
         if isinstance(value, Tensor):
             return self._known(_token(value), Form.TENSOR, [value], None), (value,)
         if type(value) is tuple and all(isinstance(leaf, Tensor) for leaf in value):
@@ -189,6 +176,20 @@ class Describer:
             self._layouts.clear()
         layout = self._layouts[key] = Layout(form, places, spec=spec, plain=plain)
         return layout
+
+
+def quick_key(value: Tree) -> Hashable:
+    """A cheap name of the layout of a tensor or a tuple of tensors; None for other values."""
+    if type(value) is Tensor:
+        return value.dtype, value.shape, value.requires_grad, value.is_cpu
+    if type(value) is not tuple:
+        return None
+    keys = []
+    for leaf in value:
+        if type(leaf) is not Tensor:
+            return None
+        keys.append((leaf.dtype, leaf.shape, leaf.requires_grad, leaf.is_cpu))
+    return tuple(keys)
 
 
 def _token(leaf: object) -> Hashable:
@@ -244,8 +245,15 @@ def encode(layout: Layout) -> bytes:
 
 
 def decode(text: bytes) -> Layout:
-    """The layout that :func:`encode` was given, in another process of the same job."""
-    layout = pickle.loads(text)
+    """The layout that :func:`encode` was given, in another process of the same job.
+
+    Raises:
+        TransportError: a class that its structure needs cannot be imported here.
+    """
+    try:
+        layout = pickle.loads(text)
+    except (ImportError, AttributeError) as error:
+        raise TransportError(f"what another rank sent cannot be built here: {error}") from error
     assert isinstance(layout, Layout)
     return layout
 
@@ -295,7 +303,10 @@ def finish(layout: Layout, tensors: Sequence[Tensor]) -> Tree:
     the sender's did."""
     for index in layout.differentiable:
         tensors[index].requires_grad_()
-    return tensors[0] if layout.form is Form.TENSOR else layout.rebuild(tensors)
+    form = layout.form
+    if form is Form.TENSOR:
+        return tensors[0]
+    return tuple(tensors) if form is Form.TUPLE else layout.rebuild(tensors)
 
 
 class LayoutNumbers:

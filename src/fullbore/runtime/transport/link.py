@@ -7,13 +7,13 @@ share a link; there is no other synchronisation between the two processes.
 
 from __future__ import annotations
 
-import enum
 import socket
 import struct
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,17 +28,15 @@ from fullbore.runtime.wire import (
     encode,
     fill,
     finish,
+    quick_key,
     views,
 )
-
-INLINE_BYTES = 16384
-"""Up to this size tensors are copied into the packet and out of it; larger ones are not."""
 
 HEAD_BYTES = 128
 _HEAD = struct.Struct("<IBBxxIIIQQ")
 _SIZE = struct.Struct("<I")
 _MAX_RETURNED = (HEAD_BYTES - _HEAD.size) // 4
-PACKET_BYTES = HEAD_BYTES + INLINE_BYTES
+_PIECE_BYTES = 16384
 
 
 INLINE, LARGE, LAYOUT, NEW_SEGMENT, OLD_SEGMENT, CREDIT, ABORT, BYE = range(8)
@@ -49,10 +47,8 @@ class LinkLost(Exception):
     """The other side is gone; what it said last has been read."""
 
 
-class Fetched(enum.Enum):
-    """What came of looking for a packet."""
-
-    NOTHING, SOMETHING, PACKET = range(3)
+NOTHING, SOMETHING, PACKET = range(3)
+"""What came of looking for a packet."""
 
 
 @dataclass(slots=True)
@@ -70,10 +66,20 @@ class Outgoing:
     places_in: dict[int, Sequence[Tensor]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """What receiving one layout takes: the places in the packet, if the tensors are there."""
+
+    layout: Layout
+    places: Sequence[Tensor] = ()
+    places_in: dict[int, Sequence[Tensor]] = field(default_factory=dict)
+
+
 class Link(ABC):
     """Both directions between this rank and ``peer``.
 
     Attributes:
+        inline_bytes: up to this size, tensors are copied into the packet and out of it.
         arrived: messages not yet taken: (generation, tag, value).
         sent, acknowledged: messages sent to the peer, and receives that it has posted.
         posted: receives posted here.
@@ -84,9 +90,11 @@ class Link(ABC):
         closed: ... on purpose.
     """
 
+    inline_bytes: ClassVar[int]
+
     def __init__(self, peer: int, sock: socket.socket) -> None:
         self.peer, self._sock = peer, sock
-        sock.setblocking(False)
+        sock.setblocking(True)  # every call says whether it waits
         self.arrived: deque[tuple[int, int, Tree]] = deque()
         self.sent = self.acknowledged = self.posted = self._reported = 0
         self.generation = self.peer_generation = self._ahead = 0
@@ -95,15 +103,22 @@ class Link(ABC):
         self._returned: deque[int] = deque()
         self._describe, self._numbers = Describer(), LayoutNumbers()
         self._outgoing: dict[int, Outgoing] = {}
-        self._lone: dict[Hashable, Outgoing] = {}
-        self._incoming: dict[int, tuple[Layout, Sequence[Tensor]]] = {}
+        self._quick: dict[Hashable, Outgoing] = {}
+        self._incoming: dict[int, Incoming] = {}
         self._layout_text = b""
-        self._out, self._in = bytearray(PACKET_BYTES), bytearray(PACKET_BYTES)
+        size = HEAD_BYTES + max(self.inline_bytes, _PIECE_BYTES)
+        self._out, self._in = bytearray(size), bytearray(size)
         self._head = memoryview(self._out)[:HEAD_BYTES]
 
     def fileno(self) -> int:
         """The socket's."""
         return self._sock.fileno()
+
+    def set_patience(self, seconds: float) -> None:
+        """How long a read may wait."""
+        whole, part = divmod(seconds, 1)
+        limit = struct.pack("ll", int(whole), int(part * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def send(self, tag: int, value: Tree) -> None:
         """Send a message.
@@ -112,19 +127,17 @@ class Link(ABC):
             LinkLost: the peer is gone.
             ParameterError: ``value`` cannot be sent.
         """
-        known = None
-        if type(value) is Tensor:
-            key = value.dtype, value.shape, value.requires_grad, value.is_cpu
-            known = self._lone.get(key)
-        tensors: Sequence[Tensor] = (value,)
+        key = quick_key(value)
+        known = self._quick.get(key) if key is not None else None
+        tensors: Sequence[Tensor] = value if type(value) is tuple else (value,)
         if known is None:
             layout, tensors = self._describe(value)
             self._check(layout)
             known = self._find(layout)
-            if type(value) is Tensor:
-                self._lone[key] = known
-        self.sent += 1
+            if key is not None:
+                self._quick[key] = known
         self._transmit(known, tensors, tag)
+        self.sent += 1
 
     def _transmit(self, known: Outgoing, tensors: Sequence[Tensor], tag: int) -> None:
         if known.packet is None:
@@ -147,7 +160,7 @@ class Link(ABC):
 
     def abort(self, rank: int, reason: str) -> None:
         """Tell the peer that ``rank`` failed, if it can still be told."""
-        self._put_if_possible(self._packet(ABORT, number=rank, body=reason.encode()[:INLINE_BYTES]))
+        self._put_if_possible(self._packet(ABORT, number=rank, body=reason.encode()[:_PIECE_BYTES]))
 
     def reset(self, generation: int) -> None:
         """Drop what belongs to earlier generations."""
@@ -166,12 +179,12 @@ class Link(ABC):
         """Close the socket. Received tensors stay valid."""
         self._sock.close()
 
-    def read(self) -> bool:
-        """Take in what the peer has sent, a packet at most; whether there was anything. Does not
-        wait."""
-        fetched = self._fetch()
-        if fetched is not Fetched.PACKET:
-            return fetched is Fetched.SOMETHING
+    def read(self, flags: int = socket.MSG_DONTWAIT) -> bool:
+        """Take in what the peer has sent, a packet at most; whether there was anything. Waits only
+        if ``flags`` is 0, and for no longer than the socket was told to."""
+        fetched = self._fetch(flags)
+        if fetched != PACKET:
+            return fetched == SOMETHING
         size, kind, returned, generation, number, segment, posted, tag = _HEAD.unpack_from(self._in)
         if returned:
             self._take_back(struct.unpack_from(f"<{returned}I", self._in, _HEAD.size))
@@ -181,23 +194,18 @@ class Link(ABC):
         elif generation > self.generation:
             self._ahead = posted
         if kind == INLINE:
-            layout, places = self._incoming[number]
-            self._deliver(generation, tag, self._complete(layout, copies(places)))
+            known = self._incoming[number]
+            self._deliver(generation, tag, self._complete(known.layout, copies(known.places)))
         elif kind == LARGE:
-            self._receive_large(self._incoming[number][0], segment, (generation, tag))
+            self._receive_large(self._incoming[number], segment, (generation, tag))
         else:
             body = bytes(self._in[HEAD_BYTES : HEAD_BYTES + size])
             self._obey(kind, number, segment=segment, body=body)
-        self._fetched(HEAD_BYTES + size)
         return True
 
     @abstractmethod
-    def _fetch(self) -> Fetched:
+    def _fetch(self, flags: int) -> int:
         """Read from the socket; a packet is left at the start of ``_in``."""
-
-    @abstractmethod
-    def _fetched(self, size: int) -> None:
-        """The packet of ``size`` bytes at the start of ``_in`` is done with."""
 
     @abstractmethod
     def _put(self, packet: bytes | memoryview) -> None:
@@ -212,7 +220,7 @@ class Link(ABC):
         """Send a message whose tensors don't fit in a packet."""
 
     @abstractmethod
-    def _receive_large(self, layout: Layout, segment: int, envelope: tuple[int, int]) -> None:
+    def _receive_large(self, known: Incoming, segment: int, envelope: tuple[int, int]) -> None:
         """Receive such a message; ``envelope`` is (generation, tag)."""
 
     def _complete(self, layout: Layout, packed: Sequence[Tensor]) -> Tree:
@@ -235,15 +243,18 @@ class Link(ABC):
         if kind == LAYOUT:
             self._layout_text += body
             if segment:  # that was the last piece
-                layout = decode(self._layout_text)
-                inline = layout.nbytes <= INLINE_BYTES
-                buffer = torch.frombuffer(self._in, dtype=torch.uint8)[HEAD_BYTES:]
-                self._incoming[number] = layout, views(layout, buffer) if inline else ()
-                self._layout_text = b""
+                text, self._layout_text = self._layout_text, b""
+                self._incoming[number] = self._learn(decode(text))
         elif kind == ABORT and self.peer_generation >= self.generation:
             self.aborted = number, body.decode(errors="replace")
         elif kind == BYE:
             self.closed = True
+
+    def _learn(self, layout: Layout) -> Incoming:
+        if layout.nbytes > self.inline_bytes:
+            return Incoming(layout)
+        buffer = torch.frombuffer(self._in, dtype=torch.uint8)[HEAD_BYTES:]
+        return Incoming(layout, views(layout, buffer))
 
     def _find(self, layout: Layout) -> Outgoing:
         number = self._numbers.find(layout)
@@ -253,13 +264,13 @@ class Link(ABC):
         text = encode(layout)
         number = self._numbers.assign(layout)
         if number in self._outgoing:
-            self._lone.clear()
-        for start in range(0, len(text), INLINE_BYTES):
-            piece = text[start : start + INLINE_BYTES]
+            self._quick.clear()
+        for start in range(0, len(text), _PIECE_BYTES):
+            piece = text[start : start + _PIECE_BYTES]
             last = start + len(piece) == len(text)
             self._put(self._packet(LAYOUT, number=number, segment=last, body=piece))
         known = self._outgoing[number] = Outgoing(layout, number)
-        if layout.nbytes <= INLINE_BYTES:
+        if layout.nbytes <= self.inline_bytes:
             buffer = torch.frombuffer(self._out, dtype=torch.uint8)[HEAD_BYTES:]
             known.places = views(layout, buffer)
             known.packet = memoryview(self._out)[: HEAD_BYTES + layout.nbytes]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import select
+import socket
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 from fullbore.errors import ParameterError, PeerFailed, TransportError, TransportTimeout
 from fullbore.runtime.transport.base import Edge, Inbox, describe_tag
@@ -35,6 +36,8 @@ class LinkedTransport:
         self._by_file: dict[int, Link] = {}
         self._poll = select.poll()
         self._inboxes: dict[Edge, Inbox] = {}
+        self._deadline: float | None = None
+        self._flags: int = socket.MSG_DONTWAIT
         self._generation = 0
         self._failure: str | None = None
         _forget_in_forks(self)
@@ -59,11 +62,7 @@ class LinkedTransport:
         link = self._links[edge[1]]
         try:
             if link.sent - link.acknowledged >= self._max_ahead:
-                self._until(
-                    link,
-                    lambda: link.sent - link.acknowledged < self._max_ahead,
-                    lambda: f"to post the receive {describe_tag(tag)}",
-                )
+                self._await_post(link, tag)
             link.send(tag, value)
         except LinkLost:
             raise self._fail(link) from None
@@ -78,12 +77,8 @@ class LinkedTransport:
         link = self._links[edge[0]]
 
         def fetch() -> tuple[int, Tree]:
-            if not link.arrived and not (link.read() and link.arrived):
-                self._until(
-                    link,
-                    lambda: bool(link.arrived),
-                    lambda: f"to send the message for {describe_tag(tag)}",
-                )
+            if not link.arrived:
+                self._await_message(link, tag)
             generation, got, value = link.arrived.popleft()
             if generation != self._generation:
                 raise self._fail(link)
@@ -135,6 +130,11 @@ class LinkedTransport:
         self._by_file = {link.fileno(): link for link in self._links.values()}
         for file in self._by_file:
             self._poll.register(file, select.POLLIN)
+        if len(self._links) == 1:
+            # There is nothing else to watch, so that the one call may wait.
+            self._flags = 0
+            for link in self._links.values():
+                link.set_patience(self._timeout)
 
     def _open(self, edges: Collection[Edge]) -> None:
         self._inboxes = {edge: Inbox(edge) for edge in edges if edge[1] == self._rank}
@@ -145,19 +145,34 @@ class LinkedTransport:
         self._links, self._by_file = {}, {}
         self._inboxes.clear()
 
-    def _until(self, link: Link, ready: Callable[[], bool], doing: Callable[[], str]) -> None:
-        """Take in packets until ``ready()``."""
-        deadline = 0.0
-        while not ready():
-            if self._is_hopeless(link):
-                raise self._fail(link)
-            if link.read():
-                continue
-            deadline = deadline or time.monotonic() + self._timeout
-            if not self._take_in(deadline):
-                raise TransportTimeout(
-                    f"rank {self._rank} waited {self._timeout:g} s for rank {link.peer} {doing()}"
-                )
+    def _await_message(self, link: Link, tag: int) -> None:
+        self._deadline = None
+        while not link.arrived:
+            if not self._advance(link):
+                raise self._late(link, f"to send the message for {describe_tag(tag)}")
+
+    def _await_post(self, link: Link, tag: int) -> None:
+        self._deadline = None
+        while link.sent - link.acknowledged >= self._max_ahead:
+            if not self._advance(link):
+                raise self._late(link, f"to post the receive {describe_tag(tag)}")
+
+    def _advance(self, link: Link) -> bool:
+        """Take in something that may be what is waited for; False when time is up."""
+        if self._is_hopeless(link):
+            raise self._fail(link)
+        if link.read(self._flags):
+            return True
+        if not self._flags:
+            return False  # that was all the time there is
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._timeout
+        return bool(self._take_in(self._deadline))
+
+    def _late(self, link: Link, doing: str) -> TransportTimeout:
+        return TransportTimeout(
+            f"rank {self._rank} waited {self._timeout:g} s for rank {link.peer} {doing}"
+        )
 
     def _is_hopeless(self, link: Link) -> bool:
         return bool(
@@ -186,23 +201,21 @@ class LinkedTransport:
         """Wait for room in a link's socket, and read meanwhile: its other end may do the same."""
         deadline = time.monotonic() + self._timeout
         self._poll.modify(link.fileno(), select.POLLIN | select.POLLOUT)
+        writable = False
         try:
-            writable = False
             while not writable:
                 events = self._take_in(deadline)
                 if not events:
-                    raise TransportTimeout(
-                        f"rank {self._rank} waited {self._timeout:g} s for rank {link.peer} to "
-                        "read what it was sent"
-                    )
+                    raise self._late(link, "to read what it was sent")
                 if link.gone:
                     raise self._fail(link)
                 writable = any(
                     file == link.fileno() and event & select.POLLOUT for file, event in events
                 )
+            self._poll.modify(link.fileno(), select.POLLIN)
         finally:
-            if not link.gone:
-                self._poll.modify(link.fileno(), select.POLLIN)
+            # Whatever ended the wait, a message may have been cut in the middle.
+            link.gone = link.gone or not writable
 
     def _fail(self, link: Link) -> PeerFailed:
         """What to raise because of ``link``; the other ranks are told."""

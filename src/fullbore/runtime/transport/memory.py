@@ -101,6 +101,10 @@ class Leases:
         """Give an unused piece up."""
         del self._mappings[number]
 
+    def buffer(self, number: int) -> Tensor:
+        """A piece, to be copied from: 1-d, uint8."""
+        return torch.frombuffer(self._mappings[number], dtype=torch.uint8)
+
     def lease(self, number: int, nbytes: int) -> Memory:
         """The first ``nbytes`` bytes of a piece, as an object that every tensor made from it keeps
         alive. When it dies the piece is returned."""

@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import torch.distributed as dist
 
-from fullbore.errors import ParameterError, TransportTimeout
+from fullbore.errors import ParameterError
 from fullbore.runtime.transport.base import Edge
 from fullbore.runtime.transport.linked import LinkedTransport, check_size
 from fullbore.runtime.transport.p2p_device import DeviceChannel, Later, device_backend
@@ -93,10 +93,7 @@ class P2PTransport(LinkedTransport):
                     raise self._fail(link)
                 self._take_in(time.monotonic() + _TICK)
                 if time.monotonic() > deadline:
-                    raise TransportTimeout(
-                        f"rank {self._rank} waited {self._timeout:g} s for rank {link.peer} to "
-                        "take what it was sent"
-                    )
+                    raise self._late(link, "to take what it was sent")
         if self._device is not None:
             self._device.flush()
 

@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 
 from fullbore.errors import ParameterError
-from fullbore.runtime.transport.link import HEAD_BYTES, LARGE, Fetched, Link, LinkLost, Outgoing
+from fullbore.runtime.transport.link import (
+    HEAD_BYTES,
+    LARGE,
+    NOTHING,
+    PACKET,
+    SOMETHING,
+    Incoming,
+    Link,
+    LinkLost,
+    Outgoing,
+)
 from fullbore.runtime.transport.memory import Memory, Pool
 from fullbore.runtime.transport.p2p_device import DeviceChannel, Later
 from fullbore.runtime.tree import Tree
@@ -63,7 +73,7 @@ class Outbox:
             rest = item[0]
             while rest and not self.failed:
                 try:
-                    rest = rest[self._sock.send(rest) :]
+                    rest = rest[self._sock.send(rest, socket.MSG_DONTWAIT) :]
                 except BlockingIOError:
                     writable.poll()
                 except OSError:
@@ -92,13 +102,16 @@ class StreamLink(Link):
         device: carries tensors that are not in main memory.
     """
 
+    inline_bytes = 65536
+
     def __init__(self, peer: int, sock: socket.socket, device: DeviceChannel | None) -> None:
         super().__init__(peer, sock)
         self.outbox = Outbox(sock)
         self._device = device
         self._pool = Pool()
         self._room = memoryview(self._in)
-        self._have, self._low_water = 0, 1
+        self._have = self._taken = 0
+        self._low_water = 1
         self._filling: _Filling | None = None
 
     def flush(self) -> None:
@@ -158,15 +171,23 @@ class StreamLink(Link):
     def _take_back(self, numbers: Sequence[int]) -> None:
         """No memory is lent."""
 
-    def _fetch(self) -> Fetched:
+    def read(self, flags: int = socket.MSG_DONTWAIT) -> bool:
+        """See ``Link.read``; takes in all packets that have come with the first."""
+        progress = super().read(flags)
+        # They are in this process: polling the socket would not tell of them.
+        while self._have > self._taken and self._has_packet():
+            super().read(flags)
+        return progress
+
+    def _fetch(self, flags: int) -> int:
+        if self._have and self._has_packet():
+            return self._take()
         filling = self._filling
-        if filling is None and self._is_complete():
-            return Fetched.PACKET
         try:
             room = self._room[self._have :] if filling is None else filling.room
-            size = self._sock.recv_into(room)
+            size = self._sock.recv_into(room, 0, flags)
         except BlockingIOError:
-            return Fetched.NOTHING
+            return NOTHING
         except OSError:
             size = 0
         if not size:
@@ -176,8 +197,21 @@ class StreamLink(Link):
         else:
             self._have += size
             if self._is_complete():
-                return Fetched.PACKET
-        return Fetched.SOMETHING
+                return self._take()
+        return SOMETHING
+
+    def _take(self) -> int:
+        (size,) = _SIZE.unpack_from(self._in)
+        self._taken = HEAD_BYTES + size
+        return PACKET
+
+    def _has_packet(self) -> bool:
+        """Whether another packet is complete. The one before it is done with."""
+        self._shift(self._taken)
+        self._taken = 0
+        if self._filling is not None:
+            self._absorb(self._filling)
+        return self._filling is None and self._is_complete()
 
     def _is_complete(self) -> bool:
         if self._have < HEAD_BYTES:
@@ -185,11 +219,10 @@ class StreamLink(Link):
         (size,) = _SIZE.unpack_from(self._in)
         return bool(self._have >= HEAD_BYTES + size)
 
-    def _fetched(self, size: int) -> None:
-        self._shift(size)
-        filling = self._filling
-        if filling is not None:
-            taken = min(self._have, len(filling.room))
+    def _absorb(self, filling: _Filling) -> None:
+        """Move what has come with the packet before into a large message's place."""
+        taken = min(self._have, len(filling.room))
+        if taken:
             filling.room[:taken] = self._room[:taken]
             self._shift(taken)
             self._fill(filling, taken)
@@ -200,7 +233,8 @@ class StreamLink(Link):
             self._room[:left] = self._room[size : self._have]
         self._have = left
 
-    def _receive_large(self, layout: Layout, segment: int, envelope: tuple[int, int]) -> None:
+    def _receive_large(self, known: Incoming, segment: int, envelope: tuple[int, int]) -> None:
+        layout = known.layout
         self._filling = _Filling(layout, envelope, self._pool.lease(layout.nbytes))
 
     def _fill(self, filling: _Filling, size: int) -> None:
@@ -224,7 +258,7 @@ class StreamLink(Link):
         sent = 0
         if not self.outbox.pending:
             try:
-                sent = self._sock.send(packet)
+                sent = self._sock.send(packet, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 pass  # the outbox takes it all
             except OSError as error:
@@ -243,7 +277,8 @@ class StreamLink(Link):
         sent = 0
         if not self.outbox.pending:
             try:
-                sent = self._sock.sendmsg([self._head, *(piece for piece, _ in pieces)])
+                parts = [self._head, *(piece for piece, _ in pieces)]
+                sent = self._sock.sendmsg(parts, (), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 pass  # the outbox takes it all
             except OSError as error:

@@ -20,14 +20,20 @@ from fullbore.errors import ParameterError
 from fullbore.runtime.transport.link import (
     LARGE,
     NEW_SEGMENT,
+    NOTHING,
     OLD_SEGMENT,
-    Fetched,
+    PACKET,
+    SOMETHING,
+    Incoming,
     Link,
     LinkLost,
     Outgoing,
 )
 from fullbore.runtime.transport.memory import Leases, Segments
-from fullbore.runtime.wire import Layout, fill, unpack, views
+from fullbore.runtime.wire import Layout, copies, fill, unpack, views
+
+_COPY_BYTES = 65536
+"""Up to this size, the receiver copies a message out of its segment: it is cheaper than a lease."""
 
 _SOCKET_BYTES = 1 << 20
 """Asked for, to hold the packets of many messages; with less, sends wait earlier."""
@@ -44,6 +50,8 @@ class SharedMemoryLink(Link):
         sock: connected, ``SOCK_SEQPACKET``.
         wait_writable: called when the socket is full; returns when it may have room.
     """
+
+    inline_bytes = 16384  # the socket should hold the packets of several messages
 
     def __init__(
         self, peer: int, sock: socket.socket, wait_writable: Callable[[Link], None]
@@ -62,21 +70,18 @@ class SharedMemoryLink(Link):
             self._put_if_possible(self._packet(OLD_SEGMENT, segment=number))
         super().flush()
 
-    def _fetch(self) -> Fetched:
+    def _fetch(self, flags: int) -> int:
         try:
-            size = self._sock.recv_into(self._in)
+            size = self._sock.recv_into(self._in, 0, flags)
         except BlockingIOError:
-            return Fetched.NOTHING
+            return NOTHING
         except ConnectionResetError:
             # The peer closed with packets of ours unread. Those it sent before are still there.
-            return Fetched.SOMETHING
+            return SOMETHING
         if size:
-            return Fetched.PACKET
+            return PACKET
         self.gone = True
-        return Fetched.SOMETHING
-
-    def _fetched(self, size: int) -> None:
-        """The next packet overwrites it."""
+        return SOMETHING
 
     def _take_back(self, numbers: Sequence[int]) -> None:
         self._segments.give_back(numbers)
@@ -89,9 +94,9 @@ class SharedMemoryLink(Link):
 
     def _put(self, packet: bytes | memoryview) -> None:
         try:
-            self._sock.send(packet)
+            self._sock.send(packet, socket.MSG_DONTWAIT)
         except OSError:
-            self._insist(lambda: self._sock.send(packet))
+            self._insist(lambda: self._sock.send(packet, socket.MSG_DONTWAIT))
 
     def _insist(self, send: Callable[[], int]) -> None:
         while True:
@@ -114,7 +119,7 @@ class SharedMemoryLink(Link):
             return
         # A peer that is gone, or reads nothing for so long, sees the end of the connection.
         with contextlib.suppress(OSError):
-            self._sock.send(packet)
+            self._sock.send(packet, socket.MSG_DONTWAIT)
 
     def _send_large(self, known: Outgoing, tensors: Sequence[Tensor], tag: int) -> None:
         nbytes = known.layout.nbytes
@@ -139,12 +144,20 @@ class SharedMemoryLink(Link):
         try:
             self._put(self._packet(NEW_SEGMENT, segment=number))
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))]
-            self._insist(lambda: self._sock.sendmsg([b"f"], rights))
+            self._insist(lambda: self._sock.sendmsg([b"f"], rights, socket.MSG_DONTWAIT))
         finally:
             os.close(file)
         return number
 
-    def _receive_large(self, layout: Layout, segment: int, envelope: tuple[int, int]) -> None:
+    def _receive_large(self, known: Incoming, segment: int, envelope: tuple[int, int]) -> None:
+        layout = known.layout
+        if layout.nbytes <= _COPY_BYTES:
+            places = known.places_in.get(segment)
+            if places is None:
+                places = known.places_in[segment] = views(layout, self._leases.buffer(segment))
+            self._deliver(*envelope, self._complete(layout, copies(places)))
+            self._returned.append(segment)
+            return
         memory = self._leases.lease(segment, layout.nbytes)
         self._deliver(*envelope, self._complete(layout, unpack(layout, memory)))
 
@@ -153,17 +166,15 @@ class SharedMemoryLink(Link):
             self._receive_segment(segment)
         elif kind == OLD_SEGMENT:
             self._leases.remove(segment)
+            for known in self._incoming.values():
+                known.places_in.pop(segment, None)
         else:
             super()._obey(kind, number, segment=segment, body=body)
 
     def _receive_segment(self, number: int) -> None:
         # The file follows at once, in a packet of its own: only recvmsg() takes files, and reading
         # every packet with it would cost more.
-        self._sock.setblocking(True)
-        try:
-            data, files, _, _ = self._sock.recvmsg(1, _RIGHTS_BYTES)
-        finally:
-            self._sock.setblocking(False)
+        data, files, _, _ = self._sock.recvmsg(1, _RIGHTS_BYTES)
         if not data:
             self.gone = True
             return
