@@ -74,7 +74,7 @@ class Content:
         if forward_only is None:
             forward_only = not kinds & _BACKWARD
         if self.num_microbatches is None and highest < 0:
-            raise FormatError("no action has a microbatch, so their number is not known")
+            raise FormatError("no action has a microbatch; say num_microbatches, their number")
         try:
             return Schedule(
                 self.programs,

@@ -74,7 +74,10 @@ class Placement:
             )
         empty = set(range(len(programs))) - set(found.values())
         if empty:
-            raise ParameterError(f"placement: rank {min(empty)} holds no stage of its own")
+            raise ParameterError(
+                f"placement: rank {min(empty)} holds no stage of its own, only such as other ranks "
+                "have before it; say the placement if that is meant"
+            )
         return cls(tuple(found[s] for s in range(len(found))))
 
     @property
