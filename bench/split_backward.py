@@ -1,10 +1,10 @@
 """What splitting a backward costs, beside PyTorch's own split.
 
-    .venv/bin/python bench/split_backward.py [--repetitions 60] [--only d256]
+    .venv/bin/python -m bench.split_backward [--repetitions 60] [--only d256]
 
 Each repetition sends one microbatch through a stage four times, in turning order: with a full
 backward, with PyTorch's, with fullbore's I and W, and with PyTorch's. A ratio is of times of one
-repetition; the table has the median of the ratios, and half the distance between their quartiles.
+repetition; the table has the median of the ratios and their quartiles.
 Times are processor time of the only thread, which other work on the machine disturbs least. B in
 every ratio is fullbore's full backward, the fastest of the two.
 """
@@ -12,17 +12,13 @@ every ratio is fullbore's full backward, the fastest of the two.
 from __future__ import annotations
 
 import argparse
-import platform
-import shlex
-import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import thread_time
 
 import torch
 import torch.nn.functional as F
+from bench.common import Sample, provenance, ratios, table
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import (
     stage_backward,
@@ -144,22 +140,17 @@ def measure(subject: Subject, repetitions: int) -> list[list[Times]]:
     return [found[WARM_UP:] for found in times]
 
 
-def spread(values: Sequence[float]) -> str:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.3f} ±{(high - low) / 2:.3f}"
-
-
-def row(subject: Subject, times: list[list[Times]]) -> str:
+def row(subject: Subject, times: list[list[Times]]) -> list[str]:
     f, b = ([t[part] for t in times[0]] for part in (0, 1))
-    cells = [subject.name, *(f"{statistics.median(v) * 1e3:.3f}" for v in (f, b))]
-    cells.append(spread([t[1] / of for t, of in zip(times[1], b, strict=True)]))
+    cells = [subject.name, *(f"{Sample(v).median * 1e3:.3f}" for v in (f, b))]
+    cells.append(ratios([t[1] for t in times[1]], b).text(2))
+    both = [forward + backward for forward, backward in zip(f, b, strict=True)]
     for found in times[2:]:
-        together = list(zip(found, f, b, strict=True))
-        cells.append(spread([(t[1] + t[2]) / of for t, _, of in together]))
-        cells.append(spread([t[1] / of for t, _, of in together]))
-        cells.append(spread([t[2] / of for t, _, of in together]))
-        cells.append(spread([sum(t) / (forward + of) for t, forward, of in together]))
-    return "| " + " | ".join(cells) + " |"
+        cells.append(ratios([t[1] + t[2] for t in found], b).text(2))
+        cells.append(ratios([t[1] for t in found], b).text(2))
+        cells.append(ratios([t[2] for t in found], b).text(2))
+        cells.append(ratios([sum(t) for t in found], both).text(2))
+    return cells
 
 
 def main() -> None:
@@ -168,16 +159,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a stage whose name starts with this")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    git = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__},")
-    print(f"one thread, commit {commit}: python {shlex.join(sys.argv)}\n")
-    ratios = ["(I+W)/B", "I/B", "W/B", "(F+I+W)/(F+B)"]
-    head = ["stage", "F ms", "B ms", "torch B/B", *ratios, *(f"torch {name}" for name in ratios)]
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for subject in subjects():
-        if subject.name.startswith(options.only):
-            print(row(subject, measure(subject, options.repetitions)), flush=True)
+    print("\n".join(["one thread", *provenance()]), "\n")
+    names = ["(I+W)/B", "I/B", "W/B", "(F+I+W)/(F+B)"]
+    head = ["stage", "F ms", "B ms", "torch B/B", *names, *(f"torch {name}" for name in names)]
+    chosen = [subject for subject in subjects() if subject.name.startswith(options.only)]
+    print(table(head, [row(subject, measure(subject, options.repetitions)) for subject in chosen]))
 
 
 if __name__ == "__main__":
