@@ -3,7 +3,9 @@
 The rule: the batch size is dim 0 of the first positional tensor. Positional arguments and the
 target are split along dim 0, and a tensor of another size there is an error unless a spec says what
 to do with it. A keyword tensor is split where its dim 0 has the batch's size and handed to every
-microbatch whole otherwise. Plain values always go to every microbatch. A spec overrides all that.
+microbatch whole otherwise. Plain values always go to every microbatch. A spec overrides all that,
+and is needed for an object of a class that pytree does not look into: it may hold tensors that
+would have to be cut.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fullbore.errors import ParameterError
-from fullbore.runtime.tree import Tree
+from fullbore.runtime.tree import Tree, is_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,13 @@ class Specs:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """M microbatches: positional arguments, keyword arguments, targets, and each one's weight."""
+    """M microbatches: positional arguments, keyword arguments, targets, and each one's weight (None
+    where no tensor tells how many rows there are)."""
 
     args: Sequence[tuple[Tree, ...]]
     kwargs: Sequence[dict[str, Tree]]
     targets: Sequence[Tree] | None
-    weights: tuple[float, ...]
+    weights: tuple[float, ...] | None
 
 
 def split_batch(
@@ -70,18 +73,24 @@ def split_batch(
     The weight of a microbatch is its share of the rows.
 
     Raises:
-        ParameterError: a tensor doesn't have the batch's size and no spec says what to do, a spec
-            doesn't fit its value, or there are fewer rows than microbatches.
+        ParameterError: a tensor doesn't have the batch's size, or a value cannot be looked into,
+            and no spec says what to do; a spec doesn't fit its value; or there are fewer rows than
+            microbatches.
     """
     specs = Specs() if specs is None else specs
-    # The batch size counts rows along the dimension that the first split tensor is cut along.
-    leaves = _pair("argument", args, specs.args)
-    targets = _pair("target", target, specs.target)
-    rows = _batch_size(leaves) or _batch_size(targets)
     named = specs.kwargs or {}
     unknown = sorted(set(named) - set(kwargs))
     if unknown:
         raise ParameterError(f"kwargs spec names {unknown[0]!r}, which is not an argument")
+    leaves = _pair("argument", args, specs.args)
+    targets = _pair("target", target, specs.target)
+    options = {
+        key: _pair(f"keyword argument {key!r}", value, named.get(key))
+        for key, value in kwargs.items()
+    }
+    # The batch size counts rows along the dimension that the first split tensor is cut along.
+    split = [leaf for own in options.values() for leaf in own if isinstance(leaf.spec, Split)]
+    rows = _batch_size(leaves) or _batch_size(targets) or _batch_size(split)
     if rows is not None and rows < num_microbatches:
         raise ParameterError(
             f"{num_microbatches} microbatches need at least as many rows; the batch has {rows}"
@@ -89,16 +98,13 @@ def split_batch(
     cutter = _Cutter(rows, num_microbatches)
     pieces_args = cutter.required(args, leaves)
     pieces_target = None if target is None else cutter.required(target, targets)
-    pieces_kwargs = {
-        key: cutter.optional(value, _pair(f"keyword argument {key!r}", value, named.get(key)))
-        for key, value in kwargs.items()
-    }
-    sizes = [1] * num_microbatches if rows is None else _sizes(rows, num_microbatches)
+    pieces_kwargs = {key: cutter.optional(value, options[key]) for key, value in kwargs.items()}
+    sizes = None if rows is None else _sizes(rows, num_microbatches)
     return Batch(
         args=pieces_args,
         kwargs=[{k: v[m] for k, v in pieces_kwargs.items()} for m in range(num_microbatches)],
         targets=pieces_target,
-        weights=tuple(size / sum(sizes) for size in sizes),
+        weights=None if sizes is None else tuple(size / sum(sizes) for size in sizes),
     )
 
 
@@ -148,8 +154,10 @@ def merge(values: Sequence[Tree]) -> Tree:
 
 def _merge_leaf(column: tuple[Tree, ...]) -> Tree:
     first = column[0]
+    if len({isinstance(value, Tensor) for value in column}) > 1:
+        raise ParameterError("the microbatches' outputs differ: some are tensors, others are not")
     if not isinstance(first, Tensor):
-        if any(value != first for value in column):
+        if any(value is not first and value != first for value in column):
             raise ParameterError(f"the microbatches' outputs differ: {first!r} and others")
         return first
     if first.dim() == 0:
@@ -187,6 +195,12 @@ def _pair(where: str, value: Tree, spec: Spec) -> list[_Leaf]:
     for (path, leaf), own in zip(paths, specs, strict=True):
         if not _is_spec(own):
             raise ParameterError(f"{where}: {own!r} is not Split(dim), Replicate() or None")
+        if own is None and not isinstance(leaf, Tensor) and not is_plain(leaf):
+            raise ParameterError(
+                f"{where}{pytree.keystr(path)}: a {type(leaf).__qualname__} cannot be cut; give it "
+                "the spec Replicate() to hand it to every microbatch whole, or register its class "
+                "with torch.utils._pytree"
+            )
         leaves.append(_Leaf(leaf, own, where + pytree.keystr(path)))
     return leaves
 

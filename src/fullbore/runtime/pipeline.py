@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,11 @@ from fullbore.errors import ExecutionError, ParameterError, TransportError
 from fullbore.execute import Interpreter
 from fullbore.ir import Action, Form, Kind, Schedule, executable_order
 from fullbore.passes import ForwardOnly, lower
+from fullbore.runtime.agreement import compare_schedules
 from fullbore.runtime.microbatch import Batch, Spec, Specs, merge, presplit_batch, split_batch
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport.base import Edge, Transport
-from fullbore.runtime.tree import Tree
+from fullbore.runtime.tree import Tree, tensors
 from fullbore.runtime.worker import LossFn, Run, StageWorker
 from fullbore.verify import check, check_local_stages
 
@@ -30,7 +31,7 @@ class StepOutput:
     Attributes:
         losses: the loss of each microbatch, unweighted, by microbatch; detached scalars.
         outputs: the last stage's output for each microbatch, by microbatch.
-        weights: what each microbatch's loss counted for.
+        weights: what each microbatch's loss counted for, on the rank of the last stage.
     """
 
     losses: tuple[Tensor, ...] | None
@@ -72,7 +73,9 @@ class Pipeline:
 
     Raises:
         InvalidSchedule: the schedule is not valid.
-        ParameterError: the stages are not those that the schedule places here.
+        ParameterError: the stages are not those that the schedule places here, or another rank has
+            another schedule.
+        ExecutionError: another rank failed to make its pipeline.
     """
 
     def __init__(
@@ -92,12 +95,19 @@ class Pipeline:
         lowered = schedule if schedule.form is Form.LOWERED else lower(schedule)
         self.schedule, self._loss_fn, self._transport = lowered, loss_fn, transport
         self._scale_grads, self._specs = scale_grads, Specs(args_spec, kwargs_spec, target_spec)
-        transport.connect(lowered.num_ranks, _edges(lowered))
-        listed = [stages] if isinstance(stages, Stage) else list(stages)
-        self._stages = self._place(listed)
+        edges = _edges(lowered)
+        transport.connect(lowered.num_ranks, edges)
         self._programs: dict[bool, tuple[Interpreter, StageWorker]] = {}
         self._epoch = 0
+        self._running = False
         self._broken: str | None = None
+        try:
+            self._stages = self._place([stages] if isinstance(stages, Stage) else list(stages))
+            if len(transport.ranks) < lowered.num_ranks:
+                compare_schedules(lowered, edges, transport=transport)
+        except BaseException as error:
+            transport.abort(_describe(error))
+            raise
 
     @property
     def has_first(self) -> bool:
@@ -141,20 +151,15 @@ class Pipeline:
             ExecutionError: another rank failed, or a message went wrong. An exception of the user's
                 own module keeps its type and gains a note.
         """
-        if self.schedule.forward_only:
-            raise ParameterError("this schedule runs no backward; call eval()")
-        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-            raise ParameterError(
-                "step() computes gradients, which are switched off here; use eval()"
-            )
-        if self._loss_fn is None:
-            raise ParameterError("step() needs the loss_fn that Pipeline was not given")
-        batch = self._batch(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
-        if self.has_last and batch.targets is None:
-            raise ParameterError("step() needs a target on the rank of the last stage")
-        weights = self._weights(batch, loss_weights)
-        run = Run(batch, self._epoch, weights, loss_kwargs or {}, return_outputs)
-        return self._execute(run, training=True)
+        with self._attempt(training=True) as epoch:
+            loss_fn = self._check_trainable()
+            batch = self._batch(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
+            if self.has_last and batch.targets is None:
+                raise ParameterError("step() needs a target on the rank of the last stage")
+            self._check_kwargs(batch)
+            weights = self._weights(batch, loss_weights, is_used=self.has_last)
+            run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn, weights)
+            return self._execute(run, weights=weights)
 
     def eval(
         self,
@@ -173,15 +178,57 @@ class Pipeline:
         Losses are given where there is a loss function and a target. Arguments and errors are those
         of ``step``; ``keep_mode`` leaves the modules' mode as it is.
         """
-        batch = self._batch(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
-        run = Run(batch, self._epoch, None, loss_kwargs or {}, return_outputs)
-        mode = nullcontext() if keep_mode else _evaluating(s.module for s in self._stages.values())
-        with mode, torch.no_grad():
-            return self._execute(run, training=False)
+        modules = [] if keep_mode else [stage.module for stage in self._stages.values()]
+        with self._attempt(training=False) as epoch, _evaluating(modules), torch.no_grad():
+            batch = self._batch(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
+            loss_fn = self._loss_fn if self.has_last and batch.targets is not None else None
+            weights = self._weights(batch, None, is_used=loss_fn is not None)
+            run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn)
+            return self._execute(run, weights=weights)
 
     def close(self) -> None:
         """Release the transport."""
         self._transport.close()
+
+    @contextmanager
+    def _attempt(self, *, training: bool) -> Iterator[int]:
+        """One call of ``step`` or ``eval``: gives its number. A failure, be it of an argument, is
+        told to the other ranks, which wait for this one's messages."""
+        if self._broken is not None:
+            raise ExecutionError(f"this pipeline cannot be used any more: {self._broken}")
+        if self._running:
+            raise ParameterError("step() and eval() cannot be called while one of them runs")
+        self._running = True
+        self._epoch += 1
+        try:
+            # In a message's tag, so that a rank that evaluates is not taken for one that trains.
+            yield 2 * self._epoch + training
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._running = False
+
+    def _check_trainable(self) -> LossFn:
+        if self.schedule.forward_only:
+            raise ParameterError("this schedule runs no backward; call eval()")
+        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+            raise ParameterError(
+                "step() computes gradients, which are switched off here; use eval()"
+            )
+        if self._loss_fn is None:
+            raise ParameterError("step() needs the loss_fn that Pipeline was not given")
+        return self._loss_fn
+
+    def _check_kwargs(self, batch: Batch) -> None:
+        if len(self._transport.ranks) == self.schedule.num_ranks:
+            return
+        for key, value in batch.kwargs[0].items():
+            if any(tensor.requires_grad for tensor in tensors(value)):
+                raise ParameterError(
+                    f"keyword argument {key!r} asks for a gradient, of which every rank would find "
+                    "a part; pass it to the first stage and from stage to stage, or detach() it"
+                )
 
     def _place(self, stages: Sequence[Stage]) -> dict[int, Stage]:
         placed = {stage.index: stage for stage in stages}
@@ -220,21 +267,28 @@ class Pipeline:
             raise ParameterError("give either a batch or microbatches cut by you, not both")
         return presplit_batch(arg_mbs, kwarg_mbs, targets=target_mbs, num_microbatches=count)
 
-    def _weights(self, batch: Batch, given: Sequence[float] | None) -> tuple[float, ...]:
+    def _weights(
+        self, batch: Batch, given: Sequence[float] | None, *, is_used: bool
+    ) -> tuple[float, ...]:
         count = self.schedule.num_microbatches
         if given is not None:
             if len(given) != count:
                 raise ParameterError(f"loss_weights must hold {count} numbers, got {len(given)}")
             return tuple(map(float, given))
-        return batch.weights if self._scale_grads else (1.0,) * count
+        if not self._scale_grads:
+            return (1.0,) * count
+        if batch.weights is None and is_used and not self.has_first:
+            raise ParameterError(
+                "the target doesn't tell how many rows a microbatch has, which its loss is weighed "
+                "by; pass the positional arguments on this rank too, or loss_weights"
+            )
+        return batch.weights or (1 / count,) * count
 
     def _program(self, *, training: bool) -> tuple[Interpreter, StageWorker]:
         """The bound program of one mode; made at its first use."""
         if training not in self._programs:
             schedule = self.schedule if training else ForwardOnly()(self.schedule)
-            worker = StageWorker(
-                schedule, self._stages, transport=self._transport, loss_fn=self._loss_fn
-            )
+            worker = StageWorker(schedule, self._stages, transport=self._transport)
             ranks = self._transport.ranks
             actions: list[tuple[int, Action]]
             if len(ranks) == 1:
@@ -246,31 +300,24 @@ class Pipeline:
             self._programs[training] = Interpreter(actions, worker), worker
         return self._programs[training]
 
-    def _execute(self, run: Run, *, training: bool) -> StepOutput:
-        if self._broken is not None:
-            raise ExecutionError(f"this pipeline cannot be used any more: {self._broken}")
-        interpreter, worker = self._program(training=training)
-        self._epoch += 1
+    def _execute(self, run: Run, *, weights: tuple[float, ...]) -> StepOutput:
+        interpreter, worker = self._program(training=run.weights is not None)
         worker.begin(run)
         try:
             interpreter.run(around=_label if torch._C._autograd._profiler_enabled() else None)
             self._transport.flush()
-        except BaseException as error:
-            self._fail(error)
-            raise
         finally:
             worker.clear()
         count = range(self.schedule.num_microbatches)
         return StepOutput(
             losses=tuple(run.losses[m] for m in count) if run.losses else None,
             outputs=tuple(run.outputs[m] for m in count) if run.outputs else None,
-            weights=tuple(run.weights or run.batch.weights),
+            weights=weights,
         )
 
     def _fail(self, error: BaseException) -> None:
         """Tell the other ranks, and find out whether the channels can be used again."""
-        notes = "; ".join(getattr(error, "__notes__", ()))
-        self._transport.abort(f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+        self._transport.abort(_describe(error))
         try:
             self._transport.reset()
         except TransportError as reason:
@@ -294,15 +341,22 @@ def _label(action: Action) -> AbstractContextManager[object]:
     return record_function(f"PP:{action}")
 
 
+def _describe(error: BaseException) -> str:
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
+
+
 @contextmanager
-def _evaluating(modules: Iterator[nn.Module]) -> Iterator[None]:
+def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Evaluation mode for a while; every submodule gets its own flag back."""
-    listed = list(modules)
-    flags = [(part, part.training) for module in listed for part in module.modules()]
+    flags = [(part, part.training) for module in modules for part in module.modules()]
     try:
-        for module in listed:
+        for module in modules:
             module.eval()
         yield
     finally:
+        # By the method, which a module may have made do more than set the flag; from the outside
+        # in, since it sets those of all submodules.
         for part, training in flags:
-            part.training = training
+            if part.training != training:
+                part.train(training)

@@ -23,8 +23,8 @@ class Stage:
         device: where to move the module, and where its inputs are expected; None leaves it.
 
     Raises:
-        ParameterError: ``index`` is out of range, or ``module`` is wrapped in a way that would
-            give wrong gradients.
+        ParameterError: ``index`` is out of range, ``module`` is no module, or it is wrapped in a
+            way that would give wrong gradients.
     """
 
     __slots__ = ("device", "index", "module", "num_stages")
@@ -37,6 +37,11 @@ class Stage:
         *,
         device: torch.device | str | None = None,
     ) -> None:
+        if not isinstance(module, nn.Module):
+            raise ParameterError(
+                f"stage {index}: the module must be a torch.nn.Module, got a "
+                f"{type(module).__qualname__}; wrap a function in one"
+            )
         if not 0 <= index < num_stages:
             raise ParameterError(f"stage index {index} is not in 0..{num_stages - 1}")
         wrapped = next((m for m in module.modules() if _reduces_gradients(m)), None)
@@ -54,5 +59,7 @@ class Stage:
 
 
 def _reduces_gradients(module: nn.Module) -> bool:
-    sharded = any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
-    return sharded or isinstance(module, DistributedDataParallel)
+    # By name: importing FSDP takes long.
+    sharded = {"FSDPModule", "FullyShardedDataParallel"}
+    names = {base.__name__ for base in type(module).__mro__}
+    return not names.isdisjoint(sharded) or isinstance(module, DistributedDataParallel)

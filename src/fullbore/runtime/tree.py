@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from fullbore.errors import ParameterError
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 Tree = Any
 """A tensor, a plain value (None, bool, int, float, str), or a pytree of them."""
@@ -21,6 +26,35 @@ def tensors(tree: Tree) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+def is_plain(leaf: object) -> bool:
+    """Whether a leaf that is no tensor is a value that can be copied without being looked into."""
+    return type(leaf) in _PLAIN or isinstance(leaf, enum.Enum)
+
+
+def boundary_tensors(tree: Tree) -> list[Tensor]:
+    """The tensor leaves of what a stage hands to the next one, in pytree order.
+
+    Raises:
+        ParameterError: a leaf is of a class that pytree does not look into. The graph of tensors in
+            it would cross the boundary unseen.
+    """
+    if isinstance(tree, Tensor):
+        return [tree]
+    if type(tree) is tuple and all(isinstance(leaf, Tensor) for leaf in tree):
+        return list(tree)
+    leaves = pytree.tree_leaves(tree)
+    found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if len(found) < len(leaves):
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor) and not is_plain(leaf):
+                raise ParameterError(
+                    f"a {type(leaf).__qualname__} cannot be handed to another stage: only tensors "
+                    "and plain values (None, bool, int, float, str), and pytrees of them; register "
+                    "the class with torch.utils._pytree, or return its tensors"
+                )
+    return found
+
+
 def detach(tree: Tree) -> Tree:
     """``tree`` with every tensor cut from its graph: a leaf that asks for a gradient where the
     original did. The memory is shared."""
@@ -33,11 +67,11 @@ def _cut(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
+def without_graph(tree: Tree) -> Tree:
+    """``tree`` with every tensor cut from its graph, and none that asks for a gradient."""
+    return pytree.tree_map_only(Tensor, Tensor.detach, tree)
+
+
 def is_differentiable(tensor: Tensor) -> bool:
     """Whether a gradient with respect to ``tensor`` can exist at all."""
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def is_scalar(value: object) -> bool:
-    """Whether ``value`` is a tensor of one element without dimensions."""
-    return isinstance(value, torch.Tensor) and value.dim() == 0

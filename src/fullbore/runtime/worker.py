@@ -16,10 +16,19 @@ from fullbore.runtime.backward import SplitBackward, full_backward
 from fullbore.runtime.microbatch import Batch
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport.base import Edge, Transport, make_tag
-from fullbore.runtime.tree import Tree, detach, is_differentiable, tensors
+from fullbore.runtime.tree import (
+    Tree,
+    boundary_tensors,
+    detach,
+    is_differentiable,
+    tensors,
+    without_graph,
+)
 
 LossFn = Callable[..., Tensor]
 Gradients = tuple[Tensor | None, ...]
+
+_MAX_WEIGHTS = 1024
 
 
 @dataclass(slots=True)
@@ -29,19 +38,24 @@ class Run:
     Attributes:
         batch: the microbatches.
         epoch: the number of the run, the same on all ranks.
-        weights: what each microbatch's loss counts for; None in evaluation.
         loss_kwargs: keyword arguments of the loss function.
         keep_outputs: whether the last stage's outputs are kept.
+        loss_fn: called as ``loss_fn(output, target, **loss_kwargs)`` after the last stage's
+            forward; None if no loss is wanted.
+        weights: what each microbatch's loss counts for; None in evaluation.
         losses, outputs: by microbatch, on the rank of the last stage.
+        has_graph: whether any of these losses requires grad.
     """
 
     batch: Batch
     epoch: int
-    weights: Sequence[float] | None
     loss_kwargs: Mapping[str, Any]
     keep_outputs: bool
+    loss_fn: LossFn | None
+    weights: Sequence[float] | None = None
     losses: dict[int, Tensor] = field(default_factory=dict)
     outputs: dict[int, Tree] = field(default_factory=dict)
+    has_graph: bool = False
 
 
 class _Unit:
@@ -93,17 +107,10 @@ class StageWorker:
         schedule: in the LOWERED form.
         stages: this process's stages, by index.
         transport: carries what crosses ranks.
-        loss_fn: called as ``loss_fn(output, target, **loss_kwargs)`` after the last stage's
-            forward.
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        stages: Mapping[int, Stage],
-        *,
-        transport: Transport,
-        loss_fn: LossFn | None,
+        self, schedule: Schedule, stages: Mapping[int, Stage], *, transport: Transport
     ) -> None:
         self._units = {index: _Unit(stage, schedule) for index, stage in stages.items()}
         for index, unit in self._units.items():
@@ -111,7 +118,7 @@ class StageWorker:
                 unit.previous = self._units[index - 1]
             if not unit.last and unit.below is None:
                 unit.following = self._units[index + 1]
-        self._transport, self._loss_fn = transport, loss_fn
+        self._transport = transport
         self._run: Run | None = None
         self._unit_weights: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
@@ -134,7 +141,7 @@ class StageWorker:
         value = self._input(unit, microbatch)
         arguments = tuple(value) if type(value) in (tuple, list) else (value,)
         output = unit.module(*arguments, **run.batch.kwargs[microbatch])
-        roots = self._finish(run, microbatch, output) if unit.last else tensors(output)
+        roots = self._finish(run, microbatch, output) if unit.last else boundary_tensors(output)
         if unit.following is not None:
             unit.following.inputs[microbatch] = detach(output)
         elif not unit.last:
@@ -251,19 +258,19 @@ class StageWorker:
     def _finish(self, run: Run, microbatch: int, output: Tree) -> list[Tensor]:
         """Keep the last stage's output if asked for, compute its loss; the roots of backward."""
         if run.keep_outputs:
-            run.outputs[microbatch] = detach(output) if run.weights is not None else output
+            run.outputs[microbatch] = without_graph(output)
         targets = run.batch.targets
-        if self._loss_fn is None or targets is None:
+        if run.loss_fn is None or targets is None:
             return []
-        loss = self._loss_fn(output, targets[microbatch], **run.loss_kwargs)
-        if not isinstance(loss, Tensor):
-            raise ParameterError(f"loss_fn must return a tensor, got {type(loss).__name__}")
-        if loss.numel() != 1:
+        loss = _checked(run.loss_fn(output, targets[microbatch], **run.loss_kwargs))
+        # A copy: the loss may be a small view of something large, or change in place later.
+        run.losses[microbatch] = loss.detach().clone().reshape(())
+        run.has_graph |= loss.requires_grad
+        if run.weights is not None and not run.has_graph and len(run.losses) == len(targets):
             raise ParameterError(
-                f"loss_fn must return one number, got a tensor of shape {tuple(loss.shape)}; "
-                "reduce it (mean or sum) first"
+                "no loss of this step requires grad: nothing that can be trained leads to it; is a "
+                "detach(), item() or no_grad() on the way, or is every parameter frozen?"
             )
-        run.losses[microbatch] = loss.detach().reshape(())
         return [loss]
 
     def _gradients(self, unit: _Unit, microbatch: int) -> Gradients:
@@ -288,6 +295,8 @@ class StageWorker:
         key = (weights[microbatch], loss.dtype, loss.device)
         weight = self._unit_weights.get(key)
         if weight is None:
+            if len(self._unit_weights) >= _MAX_WEIGHTS:
+                self._unit_weights.clear()
             weight = torch.tensor(key[0], dtype=key[1], device=key[2])
             self._unit_weights[key] = weight
         return weight if loss.dim() == 0 else weight.expand_as(loss)
@@ -304,3 +313,17 @@ class StageWorker:
             unit.previous.gradients[microbatch] = gradients
         else:
             unit.returning[microbatch] = gradients
+
+
+def _checked(loss: object) -> Tensor:
+    """What the loss function returned, if a gradient can start there."""
+    if not isinstance(loss, Tensor):
+        raise ParameterError(f"loss_fn must return a tensor, got {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise ParameterError(
+            f"loss_fn must return one number, got a tensor of shape {tuple(loss.shape)}; reduce it "
+            "(mean or sum) first"
+        )
+    if loss.is_complex():
+        raise ParameterError(f"loss_fn must return a real number, got {loss.dtype}")
+    return loss
