@@ -133,6 +133,18 @@ def test_a_spec_overrides_the_rule_for_arguments_keywords_and_targets() -> None:
             lambda: presplit_batch([(1,)], None, targets=None, num_microbatches=2),
             "arg_mbs must hold 2 entries, got 1",
         ),
+        (
+            lambda: presplit_batch(torch.ones(2, 3), None, targets=None, num_microbatches=2),  # type: ignore[arg-type]
+            "arg_mbs must be a list or tuple of 2 microbatches, got a Tensor",
+        ),
+        (
+            lambda: presplit_batch(None, None, targets=2, num_microbatches=2),  # type: ignore[arg-type]
+            "target_mbs must be a list or tuple",
+        ),
+        (
+            lambda: presplit_batch(None, ["a", "b"], targets=None, num_microbatches=2),  # type: ignore[list-item]
+            "kwarg_mbs must hold a mapping",
+        ),
     ],
 )
 def test_what_cannot_be_cut_is_refused(call: object, message: str) -> None:

@@ -23,7 +23,7 @@ def compare_schedules(schedule: Schedule, edges: Collection[Edge], *, transport:
     Raises:
         ParameterError: the other rank runs another schedule.
     """
-    ours = summary(schedule)
+    ours = digest(schedule), summary(schedule)
     for edge in edges:
         if edge[0] in transport.ranks:
             transport.send(edge, _TAG, ours)
@@ -32,23 +32,28 @@ def compare_schedules(schedule: Schedule, edges: Collection[Edge], *, transport:
             continue
         transport.post(edge, _TAG)
         theirs = transport.recv(edge, _TAG)
-        if theirs != ours:
+        if theirs[0] != ours[0]:
             raise ParameterError(
-                f"the ranks do not run the same schedule: rank {edge[0]} has {theirs}; "
-                f"rank {edge[1]} has {ours}"
+                f"the ranks do not run the same schedule: rank {edge[0]} has {theirs[1]}; "
+                f"rank {edge[1]} has {ours[1]}"
             )
 
 
-def summary(schedule: Schedule) -> str:
-    """A line about the schedule, with a checksum of its programs and placement."""
-    numbers = array("q", schedule.placement.ranks)
+def digest(schedule: Schedule) -> int:
+    """A checksum of what runs where; what the schedule is called doesn't count."""
+    numbers = array("q", (schedule.num_microbatches, *schedule.placement.ranks))
     for program in schedule.programs:
         for stage, kind, microbatch, parts in program:
             numbers.extend((stage, kind, microbatch))
             for part in parts:
                 numbers.extend(part[:3])
         numbers.append(-2)
+    return crc32(numbers)
+
+
+def summary(schedule: Schedule) -> str:
+    """A line about the schedule, for people."""
     return (
         f"{schedule.name or 'a schedule'} of {schedule.num_ranks} ranks, {schedule.num_stages} "
-        f"stages and {schedule.num_microbatches} microbatches ({crc32(numbers):08x})"
+        f"stages and {schedule.num_microbatches} microbatches ({digest(schedule):08x})"
     )

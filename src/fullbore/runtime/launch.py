@@ -127,7 +127,7 @@ def launch(
     on_report: Callable[[int, Any], None] | None = None,
     tune_malloc: bool = True,
 ) -> list[Any]:
-    """Run ``function`` on ``num_ranks`` new processes of this host and wait for them.
+    """Run ``function`` on ``num_ranks`` new processes of this host; the results, in rank order.
 
     Nothing is left behind: the processes end with the call, however it ends, and with this process.
     Ctrl-C interrupts this process only, which ends them.
@@ -136,23 +136,17 @@ def launch(
         function: called as ``function(transport, rank, *args)``, or, with ``on_report``, as
             ``function(transport, rank, report, *args)``. It must be importable, its arguments and
             its result picklable. The transport is closed afterwards.
-        num_ranks: how many.
         transport: ``"shm"``: shared memory, Linux only; ``"p2p"``: a process group over the
             loopback interface, the ranks' default group; ``"auto"``: shared memory where it exists.
-        args: further arguments.
         timeout: seconds that a message between ranks may take.
         threads: torch threads of each process.
         on_report: called here, as ``on_report(rank, value)``, for every ``report(value)`` there.
         tune_malloc: let the processes keep freed memory instead of returning it to the system
             (glibc only): faster, but they hold their peak.
 
-    Returns:
-        The results, in rank order.
-
     Raises:
         ParameterError: an argument makes no sense.
-        ExecutionError: a rank failed: the first that did so by itself. Its cause is the traceback
-            there.
+        ExecutionError: a rank failed: the first that did so by itself, with its traceback as cause.
     """
     if num_ranks < 1:
         raise ParameterError(f"num_ranks must be at least 1; got {num_ranks}")
@@ -205,9 +199,24 @@ def _start(rank: int, opening: _Opening, task: _Task) -> _Child:
     process = context.Process(
         target=_run, args=(rank, opening, task, theirs), name=f"rank {rank}", daemon=False
     )
-    process.start()
+    with _interrupts_held():
+        process.start()
     theirs.close()
     return _Child(rank, process, ours)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold back Ctrl-C for a moment. A process started meanwhile holds it back until it says
+    otherwise, or it would die of one while it still imports torch."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _attend(children: list[_Child], on_report: Callable[[int, Any], None] | None) -> list[_Failure]:
@@ -286,6 +295,8 @@ def _error(failures: Sequence[_Failure]) -> ExecutionError:
 def _run(rank: int, opening: _Opening, task: _Task, connection: Connection) -> None:
     """What a rank's process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _end_with_parent()
     if task.tune_malloc:
         tune_malloc()

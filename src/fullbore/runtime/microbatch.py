@@ -124,11 +124,22 @@ def presplit_batch(
         num_microbatches: how many there must be.
 
     Raises:
-        ParameterError: one of them doesn't hold ``num_microbatches`` entries.
+        ParameterError: one of them is not a list or tuple of ``num_microbatches`` entries, or a
+            microbatch's keyword arguments are no mapping.
     """
     for name, value in (("arg_mbs", args), ("kwarg_mbs", kwargs), ("target_mbs", targets)):
-        if value is not None and len(value) != num_microbatches:
+        if value is None:
+            continue
+        if not isinstance(value, list | tuple):
+            # A tensor has a length too, but its rows are no microbatches.
+            raise ParameterError(
+                f"{name} must be a list or tuple of {num_microbatches} microbatches, got a "
+                f"{type(value).__qualname__}"
+            )
+        if len(value) != num_microbatches:
             raise ParameterError(f"{name} must hold {num_microbatches} entries, got {len(value)}")
+    if kwargs is not None and not all(isinstance(named, Mapping) for named in kwargs):
+        raise ParameterError("kwarg_mbs must hold a mapping for each microbatch")
     nothing: list[tuple[Tree, ...]] = [()] * num_microbatches
     return Batch(
         args=nothing if args is None else [a if type(a) is tuple else (a,) for a in args],

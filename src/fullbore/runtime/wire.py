@@ -22,15 +22,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fullbore.errors import ParameterError, TransportError
-from fullbore.runtime.tree import Tree
+from fullbore.runtime.tree import Tree, is_plain
 
 ALIGNMENT = 64
 """Every tensor of a message starts at a multiple of this many bytes."""
 
 MAX_LAYOUTS = 256
 """Layouts that one edge remembers."""
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 class Form(enum.Enum):
@@ -200,7 +198,7 @@ def _token(leaf: object) -> Hashable:
         return leaf.dtype, leaf.shape, leaf.requires_grad, leaf.is_cpu
     if isinstance(leaf, float | complex):
         return type(leaf), repr(leaf)  # 0.0 == -0.0, and nan is not itself
-    if type(leaf) in _PLAIN or isinstance(leaf, enum.Enum):
+    if is_plain(leaf):
         return type(leaf), leaf  # 1 == True
     raise ParameterError(
         f"a {type(leaf).__qualname__} cannot be sent to another stage: only tensors and plain "
