@@ -109,6 +109,29 @@ def test_a_large_message_does_not_hold_its_sender_up(pool):
     assert sums == [LARGE, LARGE, LARGE, 4.0]
 
 
+def back_and_forth(rank: int, size: int) -> float:
+    """Large messages of many lengths, one after another, each read as it comes in."""
+    transport = P2PTransport(timeout=10.0)
+    transport.connect(2, PAIR)
+    received = 0.0
+    for tag in range(400):
+        value = torch.ones(20_000 + 997 * tag)
+        for edge in (DOWN, UP):
+            if rank == edge[0]:
+                transport.send(edge, tag, value)
+            else:
+                transport.post(edge, tag)
+                received += float(transport.recv(edge, tag).sum())
+    transport.close()
+    return received
+
+
+@pytest.mark.gloo
+def test_large_messages_back_and_forth(pool):
+    total = sum(20_000 + 997 * tag for tag in range(400))
+    assert pool(2).run(back_and_forth) == [total, total]
+
+
 def many_leaves(rank: int, size: int) -> bool:
     """A large message of more pieces than go into one system call."""
     transport = P2PTransport(timeout=10.0)

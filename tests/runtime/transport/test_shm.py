@@ -147,6 +147,13 @@ def test_other_systems_are_told_what_to_use(monkeypatch):
         SharedMemoryTransport(0, {})
 
 
+@pytest.mark.parametrize("options", [{"timeout": 0.0}, {"timeout": float("inf")}, {"max_ahead": 0}])
+def test_options_that_make_no_sense(options):
+    (name,) = options
+    with pytest.raises(ParameterError, match=name):
+        SharedMemoryTransport(0, {}, **options)
+
+
 def test_sizes_of_segments_waste_at_most_half():
     sizes = [capacity(nbytes) for nbytes in range(1, 2_000_000, 997)]
     wanted = range(1, 2_000_000, 997)

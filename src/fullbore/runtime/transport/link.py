@@ -32,23 +32,24 @@ from fullbore.runtime.wire import (
     views,
 )
 
+INLINE, LARGE, LAYOUT, NEW_SEGMENT, OLD_SEGMENT, CREDIT, ABORT, BYE = range(8)
+"""What a packet is."""
+
+NOTHING, SOMETHING, PACKET = range(3)
+"""What came of looking for a packet."""
+
 HEAD_BYTES = 128
+"""Where the body starts."""
+
 _HEAD = struct.Struct("<IBBxxIIIQQ")
-_SIZE = struct.Struct("<I")
+"""Body's size, kind, count of returned memory, generation, layout, segment, posted, tag."""
+
 _MAX_RETURNED = (HEAD_BYTES - _HEAD.size) // 4
 _PIECE_BYTES = 16384
 
 
-INLINE, LARGE, LAYOUT, NEW_SEGMENT, OLD_SEGMENT, CREDIT, ABORT, BYE = range(8)
-"""What a packet is."""
-
-
 class LinkLost(Exception):
     """The other side is gone; what it said last has been read."""
-
-
-NOTHING, SOMETHING, PACKET = range(3)
-"""What came of looking for a packet."""
 
 
 @dataclass(slots=True)

@@ -15,6 +15,9 @@ from fullbore.runtime.transport.base import Edge, Inbox, describe_tag
 from fullbore.runtime.transport.link import Link, LinkLost
 from fullbore.runtime.tree import Tree
 
+MAX_TIMEOUT = 1_000_000
+"""Seconds; the system's calls count no further than some weeks."""
+
 
 class LinkedTransport:
     """Plays one rank, which has a link to each rank that it exchanges messages with.
@@ -26,9 +29,16 @@ class LinkedTransport:
         rank: the rank that this process plays.
         timeout: seconds that a message may take before it counts as lost.
         max_ahead: how many messages a rank may send on one edge before their receives are posted.
+
+    Raises:
+        ParameterError: one of them makes no sense.
     """
 
     def __init__(self, rank: int, *, timeout: float, max_ahead: int) -> None:
+        if not 0 < timeout <= MAX_TIMEOUT:
+            raise ParameterError(
+                f"timeout must be more than 0 and at most {MAX_TIMEOUT} seconds; got {timeout}"
+            )
         if max_ahead < 1:
             raise ParameterError(f"max_ahead must be at least 1; got {max_ahead}")
         self._rank, self._timeout, self._max_ahead = rank, timeout, max_ahead

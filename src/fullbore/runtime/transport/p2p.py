@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from fullbore.errors import ParameterError
 from fullbore.runtime.transport.base import Edge
+from fullbore.runtime.transport.link import LinkLost
 from fullbore.runtime.transport.linked import LinkedTransport, check_size
 from fullbore.runtime.transport.p2p_device import DeviceChannel, Later, device_backend
 from fullbore.runtime.transport.p2p_link import StreamLink
@@ -88,12 +89,13 @@ class P2PTransport(LinkedTransport):
         super().flush()
         deadline = time.monotonic() + self._timeout
         for link in self._streams:
-            while link.outbox.pending:
-                if link.gone or link.outbox.failed:
-                    raise self._fail(link)
-                self._take_in(time.monotonic() + _TICK)
-                if time.monotonic() > deadline:
-                    raise self._late(link, "to take what it was sent")
+            try:
+                while not link.is_out():
+                    self._take_in(time.monotonic() + _TICK)
+                    if time.monotonic() > deadline:
+                        raise self._late(link, "to take what it was sent")
+            except LinkLost:
+                raise self._fail(link) from None
         if self._device is not None:
             self._device.flush()
 

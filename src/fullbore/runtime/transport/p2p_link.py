@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import queue
 import select
 import socket
@@ -106,23 +107,40 @@ class StreamLink(Link):
 
     def __init__(self, peer: int, sock: socket.socket, device: DeviceChannel | None) -> None:
         super().__init__(peer, sock)
-        self.outbox = Outbox(sock)
+        self._outbox = Outbox(sock)
         self._device = device
         self._pool = Pool()
         self._room = memoryview(self._in)
         self._have = self._taken = 0
-        self._low_water = 1
+        self._low_water, self._patience_ms = 1, 0
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
         self._filling: _Filling | None = None
+
+    def set_patience(self, seconds: float) -> None:
+        """See ``Link.set_patience``."""
+        self._patience_ms = math.ceil(seconds * 1000)
+        super().set_patience(seconds)
 
     def flush(self) -> None:
         """See ``Link.flush``."""
         self._pool.age()
         super().flush()
 
+    def is_out(self) -> bool:
+        """Whether the system has taken all that was sent.
+
+        Raises:
+            LinkLost: it never will.
+        """
+        if self._outbox.failed:
+            raise self._lost()
+        return not self._outbox.pending
+
     def leave(self) -> None:
         """See ``Link.leave``."""
         deadline = time.monotonic() + _LINGER
-        while self.outbox.pending and not self.outbox.failed and time.monotonic() < deadline:
+        while self._outbox.pending and time.monotonic() < deadline:
             time.sleep(0.001)
         super().leave()
         with contextlib.suppress(OSError):
@@ -131,14 +149,12 @@ class StreamLink(Link):
     def linger(self, deadline: float) -> None:
         """Read until the peer leaves too: what it has not received yet is lost if the socket is
         closed with something unread."""
-        readable = select.poll()
-        readable.register(self._sock, select.POLLIN)
-        while not self.gone and readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        while not self.gone and self._readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
             self.read()
 
     def close(self) -> None:
         """See ``Link.close``."""
-        self.outbox.close()
+        self._outbox.close()
         super().close()
 
     def _transmit(self, known: Outgoing, tensors: Sequence[Tensor], tag: int) -> None:
@@ -183,6 +199,12 @@ class StreamLink(Link):
         if self._have and self._has_packet():
             return self._take()
         filling = self._filling
+        if filling is not None and not flags:
+            # A system call that waits itself is not woken by less than the low water mark, though
+            # it has read the rest of that already.
+            if not self._readable.poll(self._patience_ms):
+                return NOTHING
+            flags = socket.MSG_DONTWAIT
         try:
             room = self._room[self._have :] if filling is None else filling.room
             size = self._sock.recv_into(room, 0, flags)
@@ -256,7 +278,7 @@ class StreamLink(Link):
 
     def _put(self, packet: bytes | memoryview) -> None:
         sent = 0
-        if not self.outbox.pending:
+        if not self._outbox.pending:
             try:
                 sent = self._sock.send(packet, socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -264,7 +286,7 @@ class StreamLink(Link):
             except OSError as error:
                 raise self._lost() from error
         if sent < len(packet):
-            self.outbox.put(memoryview(bytes(packet[sent:])))
+            self._outbox.put(memoryview(bytes(packet[sent:])))
 
     def _put_if_possible(self, packet: bytes) -> None:
         # A peer that is gone need not be told.
@@ -275,7 +297,7 @@ class StreamLink(Link):
         self._write_head(LARGE, known.number, 0, tag=tag)
         pieces = list(_pieces(known.layout, tensors))
         sent = 0
-        if not self.outbox.pending:
+        if not self._outbox.pending:
             try:
                 parts = [self._head, *(piece for piece, _ in pieces)]
                 sent = self._sock.sendmsg(parts, (), socket.MSG_DONTWAIT)
@@ -285,7 +307,7 @@ class StreamLink(Link):
                 raise self._lost() from error
         for piece, owner in ((memoryview(bytes(self._head)), None), *pieces):
             if sent < len(piece):
-                self.outbox.put(piece[sent:], owner)
+                self._outbox.put(piece[sent:], owner)
             sent = max(0, sent - len(piece))
 
     def _lost(self) -> LinkLost:
