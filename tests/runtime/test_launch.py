@@ -131,6 +131,18 @@ def test_an_unknown_transport_is_refused():
         launch(failing, 2, transport="carrier pigeon")  # type: ignore[arg-type]
 
 
+def test_a_function_that_was_typed_in_is_refused():
+    code = (
+        "from fullbore.runtime.launch import launch\n"
+        "def work(transport, rank): pass\n"
+        "launch(work, 2)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ParameterError" in done.stderr
+    assert "put it in a file" in done.stderr
+
+
 def test_malloc_is_tuned_where_it_can_be():
     code = "from fullbore.runtime.launch import tune_malloc; print(tune_malloc())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -174,6 +174,12 @@ def _require_importable(function: Callable[..., Any]) -> None:
         raise ParameterError(
             f"the ranks' processes must be able to import the function; got {function!r}: {error}"
         ) from error
+    main = sys.modules["__main__"]
+    is_typed_in = not hasattr(main, "__file__") and main.__spec__ is None
+    if is_typed_in and getattr(function, "__module__", None) == "__main__":
+        raise ParameterError(
+            f"the ranks' processes cannot import {function!r}, which was typed in; put it in a file"
+        )
 
 
 @contextmanager

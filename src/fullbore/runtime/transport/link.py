@@ -38,6 +38,9 @@ INLINE, LARGE, LAYOUT, NEW_SEGMENT, OLD_SEGMENT, CREDIT, ABORT, BYE = range(8)
 NOTHING, SOMETHING, PACKET = range(3)
 """What came of looking for a packet."""
 
+DONT_WAIT: int = getattr(socket, "MSG_DONTWAIT", 0)
+"""Flag of socket calls. Where it is missing links cannot be made, but this can be imported."""
+
 HEAD_BYTES = 128
 """Where the body starts."""
 
@@ -180,7 +183,7 @@ class Link(ABC):
         """Close the socket. Received tensors stay valid."""
         self._sock.close()
 
-    def read(self, flags: int = socket.MSG_DONTWAIT) -> bool:
+    def read(self, flags: int = DONT_WAIT) -> bool:
         """Take in what the peer has sent, a packet at most; whether there was anything. Waits only
         if ``flags`` is 0, and for no longer than the socket was told to."""
         fetched = self._fetch(flags)

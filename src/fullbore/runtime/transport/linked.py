@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import os
 import select
-import socket
 import time
 import weakref
 from collections.abc import Collection, Iterable
 
 from fullbore.errors import ParameterError, PeerFailed, TransportError, TransportTimeout
 from fullbore.runtime.transport.base import Edge, Inbox, describe_tag
-from fullbore.runtime.transport.link import Link, LinkLost
+from fullbore.runtime.transport.link import DONT_WAIT, Link, LinkLost
 from fullbore.runtime.tree import Tree
 
 MAX_TIMEOUT = 1_000_000
@@ -31,10 +30,12 @@ class LinkedTransport:
         max_ahead: how many messages a rank may send on one edge before their receives are posted.
 
     Raises:
-        ParameterError: one of them makes no sense.
+        ParameterError: one of them makes no sense, or this system has no ``poll``.
     """
 
     def __init__(self, rank: int, *, timeout: float, max_ahead: int) -> None:
+        if not hasattr(select, "poll"):
+            raise ParameterError("transports between processes need Linux, macOS or another Unix")
         if not 0 < timeout <= MAX_TIMEOUT:
             raise ParameterError(
                 f"timeout must be more than 0 and at most {MAX_TIMEOUT} seconds; got {timeout}"
@@ -47,7 +48,7 @@ class LinkedTransport:
         self._poll = select.poll()
         self._inboxes: dict[Edge, Inbox] = {}
         self._deadline: float | None = None
-        self._flags: int = socket.MSG_DONTWAIT
+        self._flags: int = DONT_WAIT
         self._generation = 0
         self._failure: str | None = None
         _forget_in_forks(self)

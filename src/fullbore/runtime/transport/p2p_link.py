@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fullbore.errors import ParameterError
 from fullbore.runtime.transport.link import (
+    DONT_WAIT,
     HEAD_BYTES,
     LARGE,
     NOTHING,
@@ -74,7 +75,7 @@ class Outbox:
             rest = item[0]
             while rest and not self.failed:
                 try:
-                    rest = rest[self._sock.send(rest, socket.MSG_DONTWAIT) :]
+                    rest = rest[self._sock.send(rest, DONT_WAIT) :]
                 except BlockingIOError:
                     writable.poll()
                 except OSError:
@@ -187,7 +188,7 @@ class StreamLink(Link):
     def _take_back(self, numbers: Sequence[int]) -> None:
         """No memory is lent."""
 
-    def read(self, flags: int = socket.MSG_DONTWAIT) -> bool:
+    def read(self, flags: int = DONT_WAIT) -> bool:
         """See ``Link.read``; takes in all packets that have come with the first."""
         progress = super().read(flags)
         # They are in this process: polling the socket would not tell of them.
@@ -204,7 +205,7 @@ class StreamLink(Link):
             # it has read the rest of that already.
             if not self._readable.poll(self._patience_ms):
                 return NOTHING
-            flags = socket.MSG_DONTWAIT
+            flags = DONT_WAIT
         try:
             room = self._room[self._have :] if filling is None else filling.room
             size = self._sock.recv_into(room, 0, flags)
@@ -280,7 +281,7 @@ class StreamLink(Link):
         sent = 0
         if not self._outbox.pending:
             try:
-                sent = self._sock.send(packet, socket.MSG_DONTWAIT)
+                sent = self._sock.send(packet, DONT_WAIT)
             except BlockingIOError:
                 pass  # the outbox takes it all
             except OSError as error:
@@ -300,7 +301,7 @@ class StreamLink(Link):
         if not self._outbox.pending:
             try:
                 parts = [self._head, *(piece for piece, _ in pieces)]
-                sent = self._sock.sendmsg(parts, (), socket.MSG_DONTWAIT)
+                sent = self._sock.sendmsg(parts, (), DONT_WAIT)
             except BlockingIOError:
                 pass  # the outbox takes it all
             except OSError as error:

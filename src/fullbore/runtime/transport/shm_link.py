@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fullbore.errors import ParameterError
 from fullbore.runtime.transport.link import (
+    DONT_WAIT,
     LARGE,
     NEW_SEGMENT,
     NOTHING,
@@ -39,7 +40,6 @@ _SOCKET_BYTES = 1 << 20
 """Asked for, to hold the packets of many messages; with less, sends wait earlier."""
 
 _ABORT_MS = 1000
-_RIGHTS_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 class SharedMemoryLink(Link):
@@ -94,9 +94,9 @@ class SharedMemoryLink(Link):
 
     def _put(self, packet: bytes | memoryview) -> None:
         try:
-            self._sock.send(packet, socket.MSG_DONTWAIT)
+            self._sock.send(packet, DONT_WAIT)
         except OSError:
-            self._insist(lambda: self._sock.send(packet, socket.MSG_DONTWAIT))
+            self._insist(lambda: self._sock.send(packet, DONT_WAIT))
 
     def _insist(self, send: Callable[[], int]) -> None:
         while True:
@@ -119,7 +119,7 @@ class SharedMemoryLink(Link):
             return
         # A peer that is gone, or reads nothing for so long, sees the end of the connection.
         with contextlib.suppress(OSError):
-            self._sock.send(packet, socket.MSG_DONTWAIT)
+            self._sock.send(packet, DONT_WAIT)
 
     def _send_large(self, known: Outgoing, tensors: Sequence[Tensor], tag: int) -> None:
         nbytes = known.layout.nbytes
@@ -144,7 +144,7 @@ class SharedMemoryLink(Link):
         try:
             self._put(self._packet(NEW_SEGMENT, segment=number))
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))]
-            self._insist(lambda: self._sock.sendmsg([b"f"], rights, socket.MSG_DONTWAIT))
+            self._insist(lambda: self._sock.sendmsg([b"f"], rights, DONT_WAIT))
         finally:
             os.close(file)
         return number
@@ -174,7 +174,7 @@ class SharedMemoryLink(Link):
     def _receive_segment(self, number: int) -> None:
         # The file follows at once, in a packet of its own: only recvmsg() takes files, and reading
         # every packet with it would cost more.
-        data, files, _, _ = self._sock.recvmsg(1, _RIGHTS_BYTES)
+        data, files, _, _ = self._sock.recvmsg(1, socket.CMSG_SPACE(4))
         if not data:
             self.gone = True
             return
