@@ -2,10 +2,12 @@
 
 import gc
 import socket
+import sys
 import threading
 import time
 import weakref
 from collections import deque
+from pathlib import Path
 
 import pytest
 import torch
@@ -130,6 +132,23 @@ def back_and_forth(rank: int, size: int) -> float:
 def test_large_messages_back_and_forth(pool):
     total = sum(20_000 + 997 * tag for tag in range(400))
     assert pool(2).run(back_and_forth) == [total, total]
+
+
+def connect_often(rank: int, size: int) -> list[int]:
+    """Open files after each pipeline's life."""
+    counts = []
+    for _ in range(4):
+        exchange(P2PTransport(), rank, torch.ones(LARGE))
+        dist.barrier()
+        counts.append(len(list(Path("/proc/self/fd").iterdir())))
+    return counts
+
+
+@pytest.mark.gloo
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts files in /proc")
+def test_nothing_stays_open(pool):
+    for first, *others in pool(2).run(connect_often):
+        assert others == [first] * 3
 
 
 def many_leaves(rank: int, size: int) -> bool:
