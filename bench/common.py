@@ -10,10 +10,14 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
+
+GLANCE = 0.2
+"""Seconds that it takes to see whether the machine is busy."""
 
 
 def provenance() -> list[str]:
@@ -67,6 +71,16 @@ def machine_seconds() -> float:
         int, Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:]
     )
     return (user + nice + system + steal) / TICKS
+
+
+def wait_for_quiet(patience: float, limit: float) -> None:
+    """Wait until the machine uses no more than ``limit`` CPUs, for ``patience`` seconds at most."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        before = machine_seconds()
+        time.sleep(GLANCE)
+        if machine_seconds() - before <= limit * GLANCE:
+            return
 
 
 class Sample(list[float]):

@@ -4,8 +4,9 @@
 
 Two processes of one thread each hold both sides - the same stages, allocator and settings - and run
 them in turn: in every round the families come in random order, and a family's sides one after the
-other. Printed are medians over the rounds of the ratio to torch, with quartiles. Rounds in which
-other programs kept the machine busy are left out where enough quiet ones remain.
+other, if possible while no other program is busy. Printed are medians over the rounds of the ratio
+to torch, with quartiles. Rounds in which other programs kept the machine busy are left out where
+enough quiet ones remain.
 
 Configurations: ``a`` and ``b`` are language models (width 256 and 512); ``tiny`` is one linear
 layer of width 8 a stage, so that only overhead counts. The local bound is the time of both ranks
@@ -27,14 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import Sample, provenance, ratios, table
-from bench.runtime_ranks import BOUND, Job, Time, run_rank
+from bench.runtime_ranks import BOUND, QUIET, Job, Time, run_rank
 from bench.runtime_sides import CONFIGS, FAMILIES, RANKS
 
 from fullbore.runtime.launch import launch
 from fullbore.runtime.transport.shm import socket_pairs
-
-QUIET = 0.10
-"""CPU seconds of other programs a second, up to which a round counts as quiet."""
 
 ENOUGH = 5
 """Quiet rounds that make the noisy ones dispensable."""
@@ -81,22 +79,30 @@ class Results:
     difference: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     memory: dict[str, list[dict[str, int]]] = field(default_factory=dict)
 
-    def quiet(self, family: str) -> list[Round]:
-        """The rounds to use: the quiet ones, or all if those are too few."""
-        rounds = self.rounds[family]
-        quiet = [one for one in rounds if one.foreign <= QUIET]
+    def quiet(self, *families: str) -> list[tuple[Round, ...]]:
+        """The rounds to use, with one entry for each family: those in which all were quiet, or all
+        rounds if those are too few."""
+        rounds = list(zip(*(self.rounds[family] for family in families), strict=True))
+        quiet = [row for row in rounds if all(one.foreign <= QUIET for one in row)]
         return quiet if len(quiet) >= min(ENOUGH, len(rounds)) else rounds
 
     def ratio(self, family: str, side: str, what: str) -> Sample:
         """Our ``what`` ("wall", "main" or "process") over torch's."""
-        rounds = self.quiet(family)
+        rounds = [one for (one,) in self.quiet(family)]
         mine, theirs = ([getattr(one, what)(name) for one in rounds] for name in (side, "torch"))
         return ratios(mine, theirs)
+
+    def of_bound(self, family: str, side: str) -> Sample:
+        """The time of the local bound over that of a step."""
+        rounds = self.quiet(BOUND, family)
+        return ratios(
+            (bound.wall("torch") for bound, _ in rounds), (r.wall(side) for _, r in rounds)
+        )
 
     def absolute(self, family: str, side: str, what: str) -> Sample:
         """Seconds a step."""
         steps = CONFIGS[self.job.config].steps
-        return Sample(getattr(one, what)(side) / steps for one in self.quiet(family))
+        return Sample(getattr(one, what)(side) / steps for (one,) in self.quiet(family))
 
 
 def run(job: Job, *, tune_malloc: bool) -> Results:
@@ -141,14 +147,12 @@ def print_steps(results: Results) -> None:
     head += ["torch: bound / step", "rounds", "foreign CPU"]
     rows = []
     for family in job.families:
-        theirs = results.absolute(family, "torch", "wall")
-        row = [family, theirs.text()]
+        row = [family, results.absolute(family, "torch", "wall").text()]
         for transport in job.transports:
-            mine = results.absolute(family, transport, "wall")
             row.append(results.ratio(family, transport, "wall").text())
-            row.append(f"{bound.median / mine.median:.3f}")
+            row.append(results.of_bound(family, transport).text())
             row.append(agreement(results, family, transport))
-        row.append(f"{bound.median / theirs.median:.3f}")
+        row.append(results.of_bound(family, "torch").text())
         rows.append([*row, *noise(results, family)])
     print(table(head, rows))
 
@@ -199,8 +203,8 @@ def agreement(results: Results, family: str, side: str) -> str:
 
 def noise(results: Results, family: str) -> list[str]:
     """Rounds used, and how busy other programs kept the machine in them."""
-    used, foreign = results.quiet(family), Sample(one.foreign for one in results.quiet(family))
-    return [f"{len(used)}/{len(results.rounds[family])}", f"{foreign.median:.2f}"]
+    foreign = Sample(one.foreign for (one,) in results.quiet(family))
+    return [f"{len(foreign)}/{len(results.rounds[family])}", f"{foreign.median:.2f}"]
 
 
 def report(results: Results) -> None:
@@ -227,6 +231,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--families", choices=FAMILIES, nargs="+", default=list(FAMILIES))
     parser.add_argument("--transport", choices=("shm", "p2p"), nargs="+", default=["shm", "p2p"])
     parser.add_argument("--rounds", type=int, default=12, help="0: count memory only")
+    parser.add_argument("--patience", type=float, default=5.0, help="s to wait for a quiet moment")
     parser.add_argument("--malloc", choices=("tuned", "default"), default="tuned")
     parser.add_argument("--no-memory", action="store_true", help="do not count memory")
     parser.add_argument("--json", type=Path, help="also write all measurements here")
@@ -246,6 +251,7 @@ def main() -> None:
                 families=tuple(options.families),
                 transports=tuple(options.transport),
                 rounds=options.rounds,
+                patience=options.patience,
                 memory=not options.no_memory,
                 rendezvous=str(Path(folder) / "rendezvous"),
             )

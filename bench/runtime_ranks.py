@@ -13,7 +13,7 @@ from threading import Barrier
 from typing import Any
 
 import torch.distributed as dist
-from bench.common import machine_seconds
+from bench.common import machine_seconds, wait_for_quiet
 from bench.runtime_memory import peak_memory
 from bench.runtime_sides import (
     CONFIGS,
@@ -32,6 +32,9 @@ from fullbore.runtime.transport import Transport
 
 BOUND = "local bound"
 
+QUIET = 0.10
+"""CPU seconds of other programs a second, up to which the machine counts as quiet."""
+
 STUCK = 120.0
 """Seconds after which a measurement has hung, and the rank says where and ends."""
 
@@ -46,6 +49,7 @@ class Job:
         families: their names.
         transports: of fullbore's side.
         rounds: how often.
+        patience: seconds to wait for a quiet moment before each family of a round.
         memory: also count memory.
         rendezvous: a file that does not exist yet.
     """
@@ -55,6 +59,7 @@ class Job:
     families: tuple[str, ...]
     transports: tuple[str, ...]
     rounds: int
+    patience: float
     memory: bool
     rendezvous: str
 
@@ -105,7 +110,7 @@ def run_rank(
         report(("difference", name, compare(sides[name], setup)))
     if CONFIGS[job.config].tokens:
         sides[BOUND] = {"torch": LocalBound(model, rank, job.microbatches)}
-    for family, times in _rounds(job, model, sides, barrier):
+    for family, times in _rounds(rank, job, sides, partial(_time, model, barrier)):
         report(("times", family, times))
     for made in sides.values():
         for side in made.values():
@@ -117,7 +122,7 @@ def run_rank(
 
 
 def _rounds(
-    job: Job, model: Model, sides: Mapping[str, Mapping[str, Side]], barrier: Barrier
+    rank: int, job: Job, sides: Mapping[str, Mapping[str, Side]], timed: Callable[[Side, int], Time]
 ) -> Iterator[tuple[str, dict[str, Time]]]:
     """One dict of times a round and family. The families of a round come in random order, the same
     on all ranks; of one family the sides run one after the other, in turning order."""
@@ -128,15 +133,16 @@ def _rounds(
         for family in order:
             names = list(sides[family])
             turn = number % len(names)
+            if rank == 0:
+                wait_for_quiet(job.patience, QUIET)
             times = {
-                name: _time(sides[family][name], model, barrier, steps)
-                for name in names[turn:] + names[:turn]
+                name: timed(sides[family][name], steps) for name in names[turn:] + names[:turn]
             }
             if number:  # the first round warms up
                 yield family, times
 
 
-def _time(side: Side, model: Model, barrier: Barrier, steps: int) -> Time:
+def _time(model: Model, barrier: Barrier, side: Side, steps: int) -> Time:
     faulthandler.dump_traceback_later(STUCK, exit=True)
     model.forget_gradients()
     gc.collect()

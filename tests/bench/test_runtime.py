@@ -21,7 +21,7 @@ def a_round(*, ours: float, torchs: float, foreign: float = 0.0) -> Round:
 
 
 def a_job(rounds: int) -> Job:
-    return Job("test", 4, ("1f1b",), ("shm",), rounds, memory=False, rendezvous="")
+    return Job("test", 4, ("1f1b",), ("shm",), rounds, 0.0, memory=False, rendezvous="")
 
 
 def test_wall_time_is_from_the_first_start_to_the_last_end():
@@ -39,10 +39,28 @@ def test_noisy_rounds_are_left_out_if_enough_quiet_ones_remain():
     assert len(few.ratio("1f1b", "shm", "wall")) == 10
 
 
+def test_the_bound_is_compared_within_a_round():
+    bounds = [a_round(ours=0, torchs=1.0), a_round(ours=0, torchs=2.0)]
+    steps = [a_round(ours=2.0, torchs=3.0), a_round(ours=4.0, torchs=8.0)]
+    results = Results(a_job(2), rounds={BOUND: bounds, "1f1b": steps})
+    assert results.of_bound("1f1b", "shm") == [0.5, 0.5]
+
+
 def test_both_sides_run_and_agree(tmp_path, monkeypatch):
     out = tmp_path / "found.json"
     families = ["1f1b", "zbv_zero_bubble"]
-    options = ["--config", "test", "--rounds", "1", "--json", str(out), "--families", *families]
+    options = [
+        "--config",
+        "test",
+        "--rounds",
+        "1",
+        "--patience",
+        "0",
+        "--json",
+        str(out),
+        "--families",
+        *families,
+    ]
     monkeypatch.setattr(sys, "argv", ["bench/runtime.py", *options])
 
     runtime.main()
