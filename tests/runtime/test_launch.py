@@ -76,11 +76,13 @@ def test_the_exception_that_came_first_is_raised():
     assert "raise error\nValueError: the user's own mistake" in str(caught.value.__cause__)
 
 
+# A shell that starts the tests in the background has them ignore Ctrl-C, and all they start.
 LAUNCHER = """
-import sys
+import signal
 from fullbore.runtime.launch import launch
 from tests.runtime.test_launch import sleeping
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     launch(sleeping, 2, on_report=lambda rank, pid: print(pid, flush=True))
 """
 
@@ -94,10 +96,13 @@ def test_no_rank_outlives_its_launcher(tmp_path, number):
         [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as launcher:
         assert launcher.stdout is not None
-        pids = [int(launcher.stdout.readline()) for _ in range(2)]
-        assert all(map(is_alive, pids))
-        launcher.send_signal(number)
-        launcher.wait(30)
+        try:
+            pids = [int(launcher.stdout.readline()) for _ in range(2)]
+            assert all(map(is_alive, pids))
+            launcher.send_signal(number)
+            launcher.wait(30)
+        finally:
+            launcher.kill()
     assert launcher.returncode == -number
     deadline = time.monotonic() + 10
     while any(map(is_alive, pids)) and time.monotonic() < deadline:

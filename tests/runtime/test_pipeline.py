@@ -343,6 +343,10 @@ def test_wrong_stages_are_refused_at_construction() -> None:
         Pipeline(
             [Stage(m, i, 4) for i, m in enumerate(modules[:3])], plan, transport=LocalTransport()
         )
+    with pytest.raises(ParameterError, match="got a Sequential; wrap each module"):
+        Pipeline(modules, plan, transport=LocalTransport())  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="must be a Schedule, got a str"):
+        Pipeline([], "zbv", transport=LocalTransport())  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="given twice"):
         Pipeline([Stage(m, 0, 4) for m in modules], plan, transport=LocalTransport())
     with pytest.raises(ParameterError, match=r"Stage.*in a schedule of 4 stages"):

@@ -90,6 +90,11 @@ class Pipeline:
         target_spec: Spec = None,
         scale_grads: bool = True,
     ) -> None:
+        if not isinstance(schedule, Schedule):
+            raise ParameterError(
+                f"the schedule must be a Schedule, got a {type(schedule).__qualname__}; "
+                "fullbore.build(name, ...) makes one, fullbore.load(path) reads one"
+            )
         if schedule.form is Form.LOWERED:
             check(schedule)
         lowered = schedule if schedule.form is Form.LOWERED else lower(schedule)
@@ -231,6 +236,13 @@ class Pipeline:
                 )
 
     def _place(self, stages: Sequence[Stage]) -> dict[int, Stage]:
+        for stage in stages:
+            kind: type = type(stage)
+            if not issubclass(kind, Stage):
+                raise ParameterError(
+                    f"the stages must be Stage objects, got a {kind.__qualname__}; wrap each "
+                    "module: Stage(module, index, num_stages)"
+                )
         placed = {stage.index: stage for stage in stages}
         if len(placed) != len(stages):
             raise ParameterError(f"a stage index is given twice: {[s.index for s in stages]}")
