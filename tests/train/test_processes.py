@@ -20,6 +20,14 @@ SOURCE = Path(__file__).parent
 FOREVER = ["--steps", "1000000"]
 SECONDS = 100
 
+# A shell that starts the tests in the background has them ignore Ctrl-C, and all they start.
+PROGRAM = """
+import signal
+from fullbore.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+
 
 @contextmanager
 def started(*command: object) -> Iterator[subprocess.Popen[str]]:
@@ -41,8 +49,7 @@ def started(*command: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def training(*options: object) -> AbstractContextManager[subprocess.Popen[str]]:
-    program = "from fullbore.cli import main; main()"
-    return started(sys.executable, "-c", program, "train", *TINY, "--text", SOURCE, *options)
+    return started(sys.executable, "-c", PROGRAM, "train", *TINY, "--text", SOURCE, *options)
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> None:
@@ -125,7 +132,7 @@ def test_the_ranks_end_with_a_killed_command():
 
 def test_ranks_that_torchrun_starts(tmp_path: Path):
     path, script = tmp_path / "x.pt", tmp_path / "train.py"
-    script.write_text("from fullbore.cli import main\nmain()\n")
+    script.write_text(PROGRAM)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     options = [*TINY, "--text", SOURCE, "--steps", 3, "--check", "--json", "--save", path]
     with started(*torchrun, "--nproc-per-node", 2, script, "train", *options) as process:
