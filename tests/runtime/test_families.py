@@ -77,8 +77,7 @@ def test_everything_held_for_a_step_is_released(
 
 def held(pipe: Pipeline) -> list[object]:
     """What the pipeline's worker still keeps for microbatches."""
-    _, worker = pipe._program(training=True)
-    units = worker._units.values()
+    units = pipe._programs[True].worker._units.values()
     return [
         value
         for unit in units

@@ -7,8 +7,10 @@ from fullbore.errors import MissingExtra
 if find_spec("torch") is None:
     raise MissingExtra("fullbore.runtime needs torch: pip install 'fullbore[torch]'")
 
+from fullbore.runtime.custom import ActionContext, CustomFunction
 from fullbore.runtime.microbatch import Replicate, Split, merge
-from fullbore.runtime.pipeline import Pipeline, StepOutput
+from fullbore.runtime.output import StepOutput
+from fullbore.runtime.pipeline import Pipeline
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport import (
     LocalTransport,
@@ -21,6 +23,8 @@ __all__ = [
     "Pipeline",
     "Stage",
     "StepOutput",
+    "ActionContext",
+    "CustomFunction",
     "LocalTransport",
     "P2PTransport",
     "SharedMemoryTransport",

@@ -2,58 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.profiler import record_function
+from torch import nn
 
 from fullbore.errors import ExecutionError, ParameterError, TransportError
-from fullbore.execute import Interpreter
-from fullbore.ir import Action, Form, Kind, Schedule, executable_order
+from fullbore.ir import KINDS, Form, Kind, Schedule
 from fullbore.passes import ForwardOnly, lower
 from fullbore.runtime.agreement import compare_schedules
-from fullbore.runtime.microbatch import Batch, Spec, Specs, merge, presplit_batch, split_batch
+from fullbore.runtime.custom import CUSTOMIZABLE, CustomFunction, LossFn, Run
+from fullbore.runtime.microbatch import Batch, Spec, Specs, presplit_batch, split_batch
+from fullbore.runtime.output import StepOutput
+from fullbore.runtime.program import Program, edges
 from fullbore.runtime.stage import Stage
-from fullbore.runtime.transport.base import Edge, Transport
+from fullbore.runtime.transport.base import Transport
 from fullbore.runtime.tree import Tree, tensors
-from fullbore.runtime.worker import LossFn, Run, StageWorker
+from fullbore.runtime.worker import StageWorker
 from fullbore.verify import check, check_local_stages
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What a step gives, on the rank of the last stage; None elsewhere and where not asked for.
-
-    Attributes:
-        losses: the loss of each microbatch, unweighted, by microbatch; detached scalars.
-        outputs: the last stage's output for each microbatch, by microbatch.
-        weights: what each microbatch's loss counted for, on the rank of the last stage.
-    """
-
-    losses: tuple[Tensor, ...] | None
-    outputs: tuple[Tree, ...] | None
-    weights: tuple[float, ...]
-
-    @property
-    def loss(self) -> Tensor | None:
-        """The weighted sum of the losses: with default weights, the mean over the batch's rows."""
-        if self.losses is None:
-            return None
-        terms = (w * loss for w, loss in zip(self.weights, self.losses, strict=True))
-        return torch.stack(list(terms)).sum()
-
-    @property
-    def output(self) -> Tree:
-        """The outputs put together along dim 0.
-
-        Raises:
-            ParameterError: they cannot be put together.
-        """
-        return None if self.outputs is None else merge(self.outputs)
 
 
 class Pipeline:
@@ -100,16 +69,17 @@ class Pipeline:
         lowered = schedule if schedule.form is Form.LOWERED else lower(schedule)
         self.schedule, self._loss_fn, self._transport = lowered, loss_fn, transport
         self._scale_grads, self._specs = scale_grads, Specs(args_spec, kwargs_spec, target_spec)
-        edges = _edges(lowered)
-        transport.connect(lowered.num_ranks, edges)
-        self._programs: dict[bool, tuple[Interpreter, StageWorker]] = {}
+        channels = edges(lowered)
+        transport.connect(lowered.num_ranks, channels)
+        self._programs: dict[bool, Program] = {}
+        self._custom: dict[Kind, CustomFunction] = {}
         self._epoch = 0
         self._running = False
         self._broken: str | None = None
         try:
             self._stages = self._place([stages] if isinstance(stages, Stage) else list(stages))
             if len(transport.ranks) < lowered.num_ranks:
-                compare_schedules(lowered, edges, transport=transport)
+                compare_schedules(lowered, channels, transport=transport)
         except BaseException as error:
             transport.abort(_describe(error))
             raise
@@ -190,6 +160,38 @@ class Pipeline:
             weights = self._weights(batch, None, is_used=loss_fn is not None)
             run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn)
             return self._execute(run, weights=weights)
+
+    def register_custom_function(self, kind: Kind | str, function: CustomFunction) -> None:
+        """Let ``function(action, context)`` compute all actions of one kind, in training and in
+        evaluation, also inside overlaps; see ``ActionContext`` for what it works with.
+
+        Args:
+            kind: F, B, I, W, OVERLAP_F_B, UNSHARD, RESHARD or REDUCE_GRAD, as a ``Kind`` or its
+                name. A function for OVERLAP_F_B takes precedence over those for its parts, which
+                it reaches by running them.
+            function: called on the thread of ``step()``, in the place that the schedule gives the
+                action. A function that was registered for the kind before is replaced, with a
+                warning.
+
+        Raises:
+            ParameterError: the kind is none of these, or a step is under way.
+        """
+        chosen = Kind.__members__.get(kind) if isinstance(kind, str) else kind
+        if chosen not in CUSTOMIZABLE:
+            raise ParameterError(
+                f"no custom function can compute {kind!s}: it must be one of "
+                f"{', '.join(k.name for k in CUSTOMIZABLE)}"
+                + ("; messages are the executor's" if chosen in KINDS else "")
+            )
+        if not callable(function):
+            raise ParameterError(f"the custom function for {chosen.name} cannot be called")
+        if self._running:
+            raise ParameterError("custom functions cannot be registered while a step runs")
+        if chosen in self._custom:
+            warnings.warn(
+                f"the custom function for {chosen.name} is replaced", UserWarning, stacklevel=2
+            )
+        self._custom[chosen] = function
 
     def close(self) -> None:
         """Release the transport."""
@@ -296,30 +298,19 @@ class Pipeline:
             )
         return batch.weights or (1 / count,) * count
 
-    def _program(self, *, training: bool) -> tuple[Interpreter, StageWorker]:
-        """The bound program of one mode; made at its first use."""
+    def _execute(self, run: Run, *, weights: tuple[float, ...]) -> StepOutput:
+        training = run.weights is not None
         if training not in self._programs:
             schedule = self.schedule if training else ForwardOnly()(self.schedule)
-            worker = StageWorker(schedule, self._stages, transport=self._transport)
-            ranks = self._transport.ranks
-            actions: list[tuple[int, Action]]
-            if len(ranks) == 1:
-                (rank,) = ranks
-                actions = [(rank, action) for action in schedule.programs[rank]]
-            else:
-                steps = executable_order(schedule).steps
-                actions = [(rank, schedule.programs[rank][step]) for rank, step in steps]
-            self._programs[training] = Interpreter(actions, worker), worker
-        return self._programs[training]
-
-    def _execute(self, run: Run, *, weights: tuple[float, ...]) -> StepOutput:
-        interpreter, worker = self._program(training=run.weights is not None)
-        worker.begin(run)
-        try:
-            interpreter.run(around=_label if torch._C._autograd._profiler_enabled() else None)
-            self._transport.flush()
-        finally:
-            worker.clear()
+            worker = StageWorker(
+                schedule,
+                self._stages,
+                transport=self._transport,
+                custom=self._custom,
+                owner=self,
+            )
+            self._programs[training] = Program(schedule, self._transport, worker)
+        self._programs[training].execute(run)
         count = range(self.schedule.num_microbatches)
         return StepOutput(
             losses=tuple(run.losses[m] for m in count) if run.losses else None,
@@ -334,23 +325,9 @@ class Pipeline:
             self._transport.reset()
         except TransportError as reason:
             self._broken = str(reason)
-
-
-def _edges(schedule: Schedule) -> tuple[Edge, ...]:
-    """The directed rank pairs that carry messages, sorted."""
-    ranks, edges = schedule.placement.ranks, set()
-    for _, _, action in schedule.actions():
-        for leaf in action.leaves:
-            if leaf.kind is Kind.SEND_F:
-                edges.add((ranks[leaf.stage], ranks[leaf.stage + 1]))
-            elif leaf.kind is Kind.SEND_B:
-                edges.add((ranks[leaf.stage], ranks[leaf.stage - 1]))
-    return tuple(sorted(edges))
-
-
-def _label(action: Action) -> AbstractContextManager[object]:
-    # The prefix is PyTorch's too. Without it the profiler takes 2F0 for a mangled C++ name.
-    return record_function(f"PP:{action}")
+            return
+        # A rank that failed and one that had already finished the step count on from here alike.
+        self._epoch = 0
 
 
 def _describe(error: BaseException) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,13 +23,16 @@ class Stage:
         index: which stage, counted from the input.
         num_stages: S, the number of stages of the whole pipeline.
         device: where to move the module, and where its inputs are expected; None leaves it.
+        dw_builder: for modules that put off their weights' gradients by themselves. ``I`` then runs
+            a whole backward and calls it; what it returns is called, without arguments, by ``W``,
+            or right after a full backward.
 
     Raises:
         ParameterError: ``index`` is out of range, ``module`` is no module, or it is wrapped in a
             way that would give wrong gradients.
     """
 
-    __slots__ = ("device", "index", "module", "num_stages")
+    __slots__ = ("device", "dw_builder", "index", "module", "num_stages")
 
     def __init__(
         self,
@@ -36,6 +41,7 @@ class Stage:
         num_stages: int,
         *,
         device: torch.device | str | None = None,
+        dw_builder: Callable[[], Callable[[], object]] | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise ParameterError(
@@ -51,7 +57,7 @@ class Stage:
                 "which a pipeline schedule does not account for; reduce them after step() instead"
             )
         self.module = module if device is None else module.to(device)
-        self.index, self.num_stages = index, num_stages
+        self.index, self.num_stages, self.dw_builder = index, num_stages, dw_builder
         self.device = None if device is None else torch.device(device)
 
     def __repr__(self) -> str:

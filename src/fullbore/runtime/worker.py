@@ -3,101 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from fullbore.errors import ParameterError, TransportError
 from fullbore.execute import Call
 from fullbore.ir import Action, Kind, Schedule
-from fullbore.runtime.backward import SplitBackward, full_backward
-from fullbore.runtime.microbatch import Batch
+from fullbore.runtime.backward import full_backward
+from fullbore.runtime.compute import (
+    backward,
+    backward_input,
+    backward_weight,
+    checked_loss,
+    first_input,
+    forward,
+)
+from fullbore.runtime.custom import ActionContext, CustomFunction, Run
 from fullbore.runtime.stage import Stage
-from fullbore.runtime.transport.base import Edge, Transport, make_tag
+from fullbore.runtime.transport.base import Transport, make_tag
 from fullbore.runtime.tree import (
     Tree,
     boundary_tensors,
     detach,
-    is_differentiable,
     tensors,
     without_graph,
 )
-
-LossFn = Callable[..., Tensor]
-Gradients = tuple[Tensor | None, ...]
+from fullbore.runtime.unit import MISSING, Record, Unit
 
 _MAX_WEIGHTS = 1024
 
 
 @dataclass(slots=True)
-class Run:
-    """One pass over the schedule: what goes in, and what has come out so far.
+class _Steps:
+    """How an action of one kind is done: take what it needs, compute, give away what comes of it.
+    Custom functions replace the second step only."""
 
-    Attributes:
-        batch: the microbatches.
-        epoch: the number of the run, the same on all ranks.
-        loss_kwargs: keyword arguments of the loss function.
-        keep_outputs: whether the last stage's outputs are kept.
-        loss_fn: called as ``loss_fn(output, target, **loss_kwargs)`` after the last stage's
-            forward; None if no loss is wanted.
-        weights: what each microbatch's loss counts for; None in evaluation.
-        losses, outputs: by microbatch, on the rank of the last stage.
-        has_graph: whether any of these losses requires grad.
-    """
-
-    batch: Batch
-    epoch: int
-    loss_kwargs: Mapping[str, Any]
-    keep_outputs: bool
-    loss_fn: LossFn | None
-    weights: Sequence[float] | None = None
-    losses: dict[int, Tensor] = field(default_factory=dict)
-    outputs: dict[int, Tree] = field(default_factory=dict)
-    has_graph: bool = False
+    kind: Kind
+    take: Callable[[Unit, int], Record]
+    compute: Callable[[Unit, Record], None]
+    give: Callable[[Unit, Record], None]
 
 
-class _Unit:
-    """A stage of this process, and what it holds for the microbatches under way."""
+class _Work(NamedTuple):
+    """An action under way; ``context.run()`` computes it."""
 
-    def __init__(self, stage: Stage, schedule: Schedule) -> None:
-        index, ranks = stage.index, schedule.placement.ranks
-        self.index, self.module = index, stage.module
-        self.first, self.last = index == 0, index == len(ranks) - 1
-        self.splits = any(
-            leaf.kind is Kind.I and leaf.stage == index
-            for action in schedule.programs[ranks[index]]
-            for leaf in action.leaves
-        )
-        # Edges are None where the neighbour lives on the same rank.
-        self.above = self._edge(schedule, index - 1, index) if not self.first else None
-        self.below = self._edge(schedule, index, index + 1) if not self.last else None
-        self.previous: _Unit | None = None
-        self.following: _Unit | None = None
-        self.tag_f = self.tag_b = 0
-        self.inputs: dict[int, Tree] = {}
-        self.leaves: dict[int, list[Tensor]] = {}
-        self.roots: dict[int, list[Tensor]] = {}
-        self.gradients: dict[int, Gradients] = {}
-        self.halves: dict[int, SplitBackward] = {}
-        self.outgoing: dict[int, Tree] = {}
-        self.returning: dict[int, Gradients] = {}
-        self.origins: dict[int, list[Tensor]] = {}
-        self.raw: dict[int, list[Tensor]] = {}
-
-    @staticmethod
-    def _edge(schedule: Schedule, sender: int, receiver: int) -> Edge | None:
-        ranks = schedule.placement.ranks
-        crosses = ranks[sender] != ranks[receiver]
-        return (ranks[sender], ranks[receiver]) if crosses else None
-
-    def clear(self) -> None:
-        """Forget all microbatches."""
-        for held in (self.inputs, self.leaves, self.roots, self.gradients, self.halves):
-            held.clear()
-        for held in (self.outgoing, self.returning, self.origins, self.raw):
-            held.clear()
+    steps: _Steps
+    unit: Unit
+    record: Record
+    context: ActionContext
 
 
 class StageWorker:
@@ -107,20 +65,33 @@ class StageWorker:
         schedule: in the LOWERED form.
         stages: this process's stages, by index.
         transport: carries what crosses ranks.
+        custom: the user's functions, by kind; may grow later.
+        owner: what custom functions know as ``schedule_ref``.
     """
 
     def __init__(
-        self, schedule: Schedule, stages: Mapping[int, Stage], *, transport: Transport
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, Stage],
+        *,
+        transport: Transport,
+        custom: Mapping[Kind, CustomFunction],
+        owner: object,
     ) -> None:
-        self._units = {index: _Unit(stage, schedule) for index, stage in stages.items()}
+        self._units = {index: Unit(stage, schedule) for index, stage in stages.items()}
         for index, unit in self._units.items():
             if not unit.first and unit.above is None:
                 unit.previous = self._units[index - 1]
             if not unit.last and unit.below is None:
                 unit.following = self._units[index + 1]
-        self._transport = transport
+        self._transport, self._custom, self._owner = transport, custom, owner
         self._run: Run | None = None
         self._unit_weights: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+        self._f = _Steps(Kind.F, self._take_input, forward, self._hand_on)
+        self._b = _Steps(Kind.B, self._take_gradients, backward, self._finish_backward)
+        self._i = _Steps(Kind.I, self._take_gradients, backward_input, self._hand_back)
+        self._w = _Steps(Kind.W, _take_rest, backward_weight, _nothing)
+        self._steps = {steps.kind: steps for steps in (self._f, self._b, self._i, self._w)}
 
     def begin(self, run: Run) -> None:
         """Start on ``run``."""
@@ -137,42 +108,19 @@ class StageWorker:
 
     def forward(self, stage: int, microbatch: int) -> None:
         """F: run the module on what the stage before gave; compute the loss after the last."""
-        unit, run = self._units[stage], self._current
-        value = self._input(unit, microbatch)
-        arguments = tuple(value) if type(value) in (tuple, list) else (value,)
-        output = unit.module(*arguments, **run.batch.kwargs[microbatch])
-        roots = self._finish(run, microbatch, output) if unit.last else boundary_tensors(output)
-        if unit.following is not None:
-            unit.following.inputs[microbatch] = detach(output)
-        elif not unit.last:
-            unit.outgoing[microbatch] = output
-        if run.weights is not None:
-            unit.roots[microbatch] = [root for root in roots if root.requires_grad]
+        self._do(self._f, stage, microbatch)
 
     def backward(self, stage: int, microbatch: int) -> None:
         """B: gradients of input and weights at once."""
-        unit = self._units[stage]
-        gradients = self._gradients(unit, microbatch)
-        full_backward(unit.roots.pop(microbatch), gradients)
-        unit.raw.pop(microbatch, None)
-        self._hand_back(unit, microbatch)
+        self._do(self._b, stage, microbatch)
 
     def backward_input(self, stage: int, microbatch: int) -> None:
         """I: the gradient of the input; what the weights' gradients need is kept for W."""
-        unit = self._units[stage]
-        gradients = self._gradients(unit, microbatch)
-        split = SplitBackward(
-            unit.roots.pop(microbatch),
-            unit.leaves[microbatch],
-            data=unit.raw.pop(microbatch, ()),
-        )
-        split.input_backward(gradients)
-        unit.halves[microbatch] = split
-        self._hand_back(unit, microbatch)
+        self._do(self._i, stage, microbatch)
 
     def backward_weight(self, stage: int, microbatch: int) -> None:
         """W: what I left for later."""
-        self._units[stage].halves.pop(microbatch).weight_backward()
+        self._do(self._w, stage, microbatch)
 
     def send_forward(self, stage: int, microbatch: int) -> None:
         """SEND_F: give away the stage's output."""
@@ -202,67 +150,164 @@ class StageWorker:
 
     def unshard(self, stage: int) -> None:
         """UNSHARD: the parameters of a plain module are always whole."""
+        self._manage(Kind.UNSHARD, stage)
 
     def reshard(self, stage: int) -> None:
         """RESHARD: the parameters of a plain module stay whole."""
+        self._manage(Kind.RESHARD, stage)
 
     def reduce_grad(self, stage: int) -> None:
         """REDUCE_GRAD: the gradients of a plain module are this rank's alone."""
+        self._manage(Kind.REDUCE_GRAD, stage)
 
     def together(self, action: Action, parts: Sequence[Call]) -> None:
-        """Run the parts of a fused action one after another; receives only post."""
-        for part in parts:
-            part()
+        """Run the parts of a fused action one after another; receives only post. A custom function
+        for overlaps may run them at once."""
+        custom = self._custom.get(action.kind) if self._custom else None
+        if custom is None:
+            for part in parts:
+                part()
+            return
+        works = [self._begin(part) for part in action.parts]
+        contexts = [work.context for work in works]
+
+        def run_parts() -> None:
+            for context in contexts:
+                context.run()
+
+        whole = ActionContext(action, self._current, self._owner, run_parts, parts=contexts)
+        custom(action, whole)
+        for work in works:
+            self._end(work)
 
     @property
     def _current(self) -> Run:
         assert self._run is not None
         return self._run
 
-    def _input(self, unit: _Unit, microbatch: int) -> Tree:
-        """What the stage's module is called with; remembers the leaves that want a gradient."""
-        run = self._current
-        if unit.first:
-            value: Tree = run.batch.args[microbatch]
-            return value if run.weights is None else self._first_input(unit, microbatch, value)
-        if unit.above is None:
-            value = unit.inputs.pop(microbatch)
-        else:
-            value = self._transport.recv(unit.above, unit.tag_f + 2 * microbatch)
-        if run.weights is not None:
-            unit.leaves[microbatch] = [leaf for leaf in tensors(value) if leaf.requires_grad]
-        return value
+    def _do(self, steps: _Steps, stage: int, microbatch: int) -> None:
+        if self._custom and steps.kind in self._custom:
+            work = self._begin(Action(stage, steps.kind, microbatch))
+            work.context.run()
+            self._end(work)
+            return
+        unit = self._units[stage]
+        record = steps.take(unit, microbatch)
+        steps.compute(unit, record)
+        steps.give(unit, record)
+
+    def _begin(self, action: Action) -> _Work:
+        assert action.microbatch is not None
+        unit, steps = self._units[action.stage], self._steps[action.kind]
+        record = steps.take(unit, action.microbatch)
+
+        def context(compute: Call) -> ActionContext:
+            return ActionContext(action, self._current, self._owner, compute, unit, record)
+
+        builtin, custom = (
+            context(partial(steps.compute, unit, record)),
+            self._custom.get(action.kind),
+        )
+        chosen = builtin if custom is None else context(partial(custom, action, builtin))
+        return _Work(steps, unit, record, chosen)
 
     @staticmethod
-    def _first_input(unit: _Unit, microbatch: int, value: Tree) -> Tree:
-        """The batch's arguments, cut from the graph that the caller may have built before them.
+    def _end(work: _Work) -> None:
+        if work.steps.kind is Kind.F and work.record.output is MISSING:
+            raise ParameterError(
+                f"the custom function delivered no output for {work.context.action}; call "
+                "ctx.deliver_output(output), or ctx.run() for the built-in forward"
+            )
+        work.steps.give(work.unit, work.record)
 
-        Under a split backward, a tensor that asks for no gradient is made to, so that the layers
-        after it count as fed by data; its gradient is never computed.
-        """
-        given = tensors(value)
-        origins = unit.origins[microbatch] = [t for t in given if t.requires_grad]
-        raw = unit.splits and any(is_differentiable(t) for t in given)
-        if not origins and not raw:
-            unit.leaves[microbatch] = []
-            return value
-        value = detach(value)
-        leaves = [t for t in tensors(value) if is_differentiable(t)]
-        unit.leaves[microbatch] = [t for t in leaves if t.requires_grad]
-        if unit.splits:
-            unit.raw[microbatch] = [t for t in leaves if not t.requires_grad]
-            for tensor in unit.raw[microbatch]:
-                tensor.requires_grad_()
-        return value
+    def _manage(self, kind: Kind, stage: int) -> None:
+        custom = self._custom.get(kind) if self._custom else None
+        if custom is not None:
+            action, unit = Action(stage, kind), self._units[stage]
+            custom(action, ActionContext(action, self._current, self._owner, _nothing, unit))
 
-    def _finish(self, run: Run, microbatch: int, output: Tree) -> list[Tensor]:
+    def _take_input(self, unit: Unit, microbatch: int) -> Record:
+        """What the stage's module is called with; remembers the leaves that want a gradient."""
+        run = self._current
+        record = Record(microbatch)
+        record.kwargs = run.batch.kwargs[microbatch]
+        if unit.first:
+            value: Tree = run.batch.args[microbatch]
+            if run.weights is not None:
+                value = first_input(unit, record, value)
+        else:
+            if unit.above is None:
+                value = unit.inputs.pop(microbatch)
+            else:
+                value = self._transport.recv(unit.above, unit.tag_f + 2 * microbatch)
+            if run.weights is not None:
+                record.leaves = [leaf for leaf in tensors(value) if leaf.requires_grad]
+        record.args = tuple(value) if type(value) in (tuple, list) else (value,)
+        return record
+
+    def _hand_on(self, unit: Unit, record: Record) -> None:
+        """Give the stage's output to the next one; compute the loss after the last."""
+        run, output = self._current, record.output
+        record.args, record.output = (), MISSING
+        found = self._finish_forward(run, record, output) if unit.last else boundary_tensors(output)
+        if unit.following is not None:
+            unit.following.inputs[record.microbatch] = detach(output)
+        elif not unit.last:
+            unit.outgoing[record.microbatch] = output
+        if run.weights is None:
+            return
+        # Once it is sent, backward needs of an output only its place in the graph.
+        keep = unit.last or self._custom
+        record.roots = [t if keep else get_gradient_edge(t) for t in found if t.requires_grad]
+        unit.records[record.microbatch] = record
+
+    def _take_gradients(self, unit: Unit, microbatch: int) -> Record:
+        """The gradients of the stage's outputs, one for each root."""
+        record = unit.records[microbatch]
+        if unit.last:
+            record.gradients = (self._weight(record),) if record.roots else ()
+            return record
+        if unit.below is None:
+            gradients = unit.gradients.pop(microbatch)
+        else:
+            gradients = self._transport.recv(unit.below[::-1], unit.tag_b + 2 * microbatch)
+        if len(gradients) != len(record.roots):
+            raise TransportError(
+                f"{len(gradients)} gradients came back for {len(record.roots)} outputs that want "
+                "one"
+            )
+        record.gradients = gradients
+        return record
+
+    def _hand_back(self, unit: Unit, record: Record) -> None:
+        """Give the gradients of the stage's inputs to whoever made the inputs."""
+        leaves, gradients = record.leaves, record.returning
+        if gradients is None:
+            gradients = tuple(leaf.grad for leaf in leaves)
+        for leaf in leaves:
+            leaf.grad = None
+        record.leaves, record.raw, record.gradients, record.roots = [], [], (), []
+        if unit.first:
+            full_backward(record.origins, gradients)
+            record.origins = []
+        elif unit.previous is not None:
+            unit.previous.gradients[record.microbatch] = gradients
+        else:
+            unit.returning[record.microbatch] = gradients
+
+    def _finish_backward(self, unit: Unit, record: Record) -> None:
+        self._hand_back(unit, record)
+        del unit.records[record.microbatch]
+
+    def _finish_forward(self, run: Run, record: Record, output: Tree) -> list[Tensor]:
         """Keep the last stage's output if asked for, compute its loss; the roots of backward."""
+        microbatch = record.microbatch
         if run.keep_outputs:
             run.outputs[microbatch] = without_graph(output)
         targets = run.batch.targets
         if run.loss_fn is None or targets is None:
             return []
-        loss = _checked(run.loss_fn(output, targets[microbatch], **run.loss_kwargs))
+        loss = checked_loss(run.loss_fn(output, targets[microbatch], **run.loss_kwargs))
         # A copy: the loss may be a small view of something large, or change in place later.
         run.losses[microbatch] = loss.detach().clone().reshape(())
         run.has_graph |= loss.requires_grad
@@ -273,26 +318,12 @@ class StageWorker:
             )
         return [loss]
 
-    def _gradients(self, unit: _Unit, microbatch: int) -> Gradients:
-        """The gradients of the stage's outputs, one for each root."""
-        count = len(unit.roots[microbatch])
-        if unit.last:
-            return (self._weight(unit, microbatch),) if count else ()
-        if unit.below is None:
-            gradients = unit.gradients.pop(microbatch)
-        else:
-            gradients = self._transport.recv(unit.below[::-1], unit.tag_b + 2 * microbatch)
-        if len(gradients) != count:
-            raise TransportError(
-                f"{len(gradients)} gradients came back for {count} outputs that want one"
-            )
-        return gradients
-
-    def _weight(self, unit: _Unit, microbatch: int) -> Tensor:
+    def _weight(self, record: Record) -> Tensor:
         """The gradient of the loss: the microbatch's weight, made once a value."""
-        (loss,), weights = unit.roots[microbatch], self._current.weights
+        (loss,), weights = record.roots, self._current.weights
         assert weights is not None
-        key = (weights[microbatch], loss.dtype, loss.device)
+        assert isinstance(loss, Tensor)
+        key = (weights[record.microbatch], loss.dtype, loss.device)
         weight = self._unit_weights.get(key)
         if weight is None:
             if len(self._unit_weights) >= _MAX_WEIGHTS:
@@ -301,29 +332,10 @@ class StageWorker:
             self._unit_weights[key] = weight
         return weight if loss.dim() == 0 else weight.expand_as(loss)
 
-    def _hand_back(self, unit: _Unit, microbatch: int) -> None:
-        """Give the gradients of the stage's inputs to whoever made the inputs."""
-        leaves = unit.leaves.pop(microbatch)
-        gradients = tuple(leaf.grad for leaf in leaves)
-        for leaf in leaves:
-            leaf.grad = None
-        if unit.first:
-            full_backward(unit.origins.pop(microbatch), gradients)
-        elif unit.previous is not None:
-            unit.previous.gradients[microbatch] = gradients
-        else:
-            unit.returning[microbatch] = gradients
+
+def _take_rest(unit: Unit, microbatch: int) -> Record:
+    return unit.records.pop(microbatch)
 
 
-def _checked(loss: object) -> Tensor:
-    """What the loss function returned, if a gradient can start there."""
-    if not isinstance(loss, Tensor):
-        raise ParameterError(f"loss_fn must return a tensor, got {type(loss).__name__}")
-    if loss.numel() != 1:
-        raise ParameterError(
-            f"loss_fn must return one number, got a tensor of shape {tuple(loss.shape)}; reduce it "
-            "(mean or sum) first"
-        )
-    if loss.is_complex():
-        raise ParameterError(f"loss_fn must return a real number, got {loss.dtype}")
-    return loss
+def _nothing(*_: object) -> None:
+    """A plain module has nothing to gather or reduce, and a record that is done is let go."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from fullbore.runtime.backward.engine import run
+from fullbore.runtime.backward.engine import Root, run
 from fullbore.runtime.backward.graph import make_plan
 from fullbore.runtime.backward.jobs import Job, group
 from fullbore.runtime.backward.products import Node
@@ -17,11 +17,11 @@ from fullbore.runtime.backward.products import Node
 FLUSH_BYTES = 1 << 20
 
 
-def full_backward(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+def full_backward(outputs: Sequence[Root], gradients: Sequence[Tensor | None]) -> None:
     """B: add the gradients of everything that ``outputs`` come from to its ``.grad``.
 
     An output without gradient (None), and one that does not require grad, is left out. The gradient
-    of a loss is its weight.
+    of a loss is its weight. An output may be given as its edge, so that it need not be kept.
 
     Raises:
         ValueError: the gradients do not match the outputs in number or shape.
@@ -38,7 +38,7 @@ class SplitBackward:
     fired as often. See ``docs/split_backward.md`` for what is left to W.
 
     Args:
-        outputs: what the forward returned, or the loss that came of it.
+        outputs: what the forward returned, or the edges of that, or the loss that came of it.
         inputs: the leaves that the forward was given. I adds to the ``.grad`` of those that require
             grad.
         data: leaves that the forward was given and that require grad only to mark what comes of
@@ -46,9 +46,9 @@ class SplitBackward:
     """
 
     def __init__(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *, data: Sequence[Tensor] = ()
+        self, outputs: Sequence[Root], inputs: Sequence[Tensor], *, data: Sequence[Tensor] = ()
     ) -> None:
-        self._outputs: Sequence[Tensor] | None = outputs
+        self._outputs: Sequence[Root] | None = outputs
         self._inputs = [tensor for tensor in inputs if tensor.requires_grad]
         self._data = [tensor for tensor in data if tensor.requires_grad]
         self._waiting: list[Job] = []
@@ -109,23 +109,28 @@ class SplitBackward:
 
 
 def _connected(
-    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]
-) -> tuple[list[Tensor], list[Tensor]]:
+    outputs: Sequence[Root], gradients: Sequence[Tensor | None]
+) -> tuple[list[Root], list[Tensor]]:
     """The outputs that take part in backward, and their gradients."""
-    roots: list[Tensor] = []
+    roots: list[Root] = []
     given: list[Tensor] = []
     for output, gradient in zip(outputs, gradients, strict=True):
-        if gradient is None or not output.requires_grad:
+        if gradient is None:
             continue
-        if gradient.shape != output.shape:
-            raise ValueError(
-                f"the gradient of an output of shape {list(output.shape)} has shape "
-                f"{list(gradient.shape)}"
-            )
+        if isinstance(output, Tensor):
+            if not output.requires_grad:
+                continue
+            if gradient.shape != output.shape:
+                raise ValueError(
+                    f"the gradient of an output of shape {list(output.shape)} has shape "
+                    f"{list(gradient.shape)}"
+                )
         roots.append(output)
         given.append(gradient)
     return roots, given
 
 
-def _node(output: Tensor) -> Node:
+def _node(output: Root) -> Node:
+    if isinstance(output, GradientEdge):
+        return output.node
     return output.grad_fn or get_gradient_edge(output).node

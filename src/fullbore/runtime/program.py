@@ -1,0 +1,68 @@
+"""A schedule bound to the stages and the transport of this process."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch.autograd.profiler import record_function
+
+from fullbore.execute import Interpreter
+from fullbore.ir import Action, Kind, Schedule, executable_order
+from fullbore.runtime.custom import Run
+from fullbore.runtime.transport.base import Edge, Transport
+from fullbore.runtime.worker import StageWorker
+
+
+class Program:
+    """The actions of this process's ranks, to be run any number of times.
+
+    Args:
+        schedule: in the LOWERED form.
+        transport: says which ranks this process plays; several are interleaved in an order that
+            respects the dependencies.
+        worker: does the work.
+    """
+
+    def __init__(self, schedule: Schedule, transport: Transport, worker: StageWorker) -> None:
+        ranks = transport.ranks
+        actions: list[tuple[int, Action]]
+        if len(ranks) == 1:
+            (rank,) = ranks
+            actions = [(rank, action) for action in schedule.programs[rank]]
+        else:
+            steps = executable_order(schedule).steps
+            actions = [(rank, schedule.programs[rank][step]) for rank, step in steps]
+        self._interpreter, self.worker = Interpreter(actions, worker), worker
+        self._transport = transport
+
+    def execute(self, run: Run) -> None:
+        """Run all actions; what comes out is in ``run``.
+
+        Raises:
+            ExecutionError, or what the user's module raised: see ``Interpreter.run``.
+        """
+        self.worker.begin(run)
+        try:
+            profiled = torch._C._autograd._profiler_enabled()
+            self._interpreter.run(around=_label if profiled else None)
+            self._transport.flush()
+        finally:
+            self.worker.clear()
+
+
+def edges(schedule: Schedule) -> tuple[Edge, ...]:
+    """The directed rank pairs that carry messages, sorted."""
+    ranks, edges = schedule.placement.ranks, set()
+    for _, _, action in schedule.actions():
+        for leaf in action.leaves:
+            if leaf.kind is Kind.SEND_F:
+                edges.add((ranks[leaf.stage], ranks[leaf.stage + 1]))
+            elif leaf.kind is Kind.SEND_B:
+                edges.add((ranks[leaf.stage], ranks[leaf.stage - 1]))
+    return tuple(sorted(edges))
+
+
+def _label(action: Action) -> AbstractContextManager[object]:
+    # The prefix is PyTorch's too. Without it the profiler takes 2F0 for a mangled C++ name.
+    return record_function(f"PP:{action}")
