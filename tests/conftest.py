@@ -7,6 +7,7 @@ they need it are not imported, and importing torch from any other test is an err
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
@@ -14,12 +15,15 @@ import pytest
 from hypothesis import settings
 
 from tests.goldens import Golden
+from tests.pool import Pool
 
 NEEDS_TORCH = {"torch", "gloo", "monarch", "gpu"}
 PYTESTMARK = re.compile(r"^pytestmark\s*=\s*(\[[^\]]*\]|.*)", re.MULTILINE)
 
 # A loaded machine is no defect, and CI must not fail by the luck of a draw.
 settings.register_profile("fullbore", deadline=None, derandomize="CI" in os.environ)
+# `pytest tests/adversarial --hypothesis-profile thorough` looks further.
+settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile("fullbore")
 
 
@@ -67,3 +71,17 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     """`golden(name, text)` compares a text with `tests/golden/<name>`."""
     folder = request.config.rootpath / "tests" / "golden"
     return Golden(folder, update=request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Callable[[int], Pool]]:
+    """``pool(2).run(function, *args)`` calls ``function(rank, 2, *args)`` in two processes that
+    share a gloo group."""
+    pools: dict[int, Pool] = {}
+
+    def of_size(size: int) -> Pool:
+        return pools.setdefault(size, Pool(size))
+
+    yield of_size
+    for made in pools.values():
+        made.close()
