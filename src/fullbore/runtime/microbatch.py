@@ -277,6 +277,10 @@ class _Cutter:
         return torch.tensor_split(leaf.value, self._count, dim)
 
     def _assemble(self, value: Tree, pieces: list[Sequence[Tree]]) -> list[Tree]:
+        if isinstance(value, Tensor):
+            return list(pieces[0])
+        if type(value) is tuple and value and all(isinstance(leaf, Tensor) for leaf in value):
+            return list(zip(*pieces, strict=True))
         structure = pytree.tree_structure(value)
         return [
             pytree.tree_unflatten([piece[m] for piece in pieces], structure)

@@ -309,7 +309,8 @@ class StageWorker:
             return []
         loss = checked_loss(run.loss_fn(output, targets[microbatch], **run.loss_kwargs))
         # A copy: the loss may be a small view of something large, or change in place later.
-        run.losses[microbatch] = loss.detach().clone().reshape(())
+        kept = loss.detach().clone()
+        run.losses[microbatch] = kept if kept.dim() == 0 else kept.reshape(())
         run.has_graph |= loss.requires_grad
         if run.weights is not None and not run.has_graph and len(run.losses) == len(targets):
             raise ParameterError(
