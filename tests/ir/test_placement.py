@@ -32,6 +32,13 @@ def test_stages_of_a_rank():
     assert [Placement.vee(3).stages_of(rank) for rank in range(4)] == [(0, 5), (1, 4), (2, 3), ()]
 
 
+def test_the_rank_of_a_stage():
+    assert [Placement.vee(2).rank_of(stage) for stage in range(4)] == [0, 1, 1, 0]
+    for stage in (-1, 4):
+        with pytest.raises(ParameterError, match=f"no stage {stage}; stages are 0..3"):
+            Placement.vee(2).rank_of(stage)
+
+
 def test_where_the_pipeline_crosses_ranks():
     placement = Placement.vee(2)
     assert [placement.crosses(stage) for stage in range(4)] == [False, True, False, True]

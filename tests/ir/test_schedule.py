@@ -64,6 +64,16 @@ def test_nothing_can_be_changed():
         ((((0, Kind.F, 0, ()),),), 1, "programs hold Actions, not tuple"),
         (((Action(0, "F", 0),),), 1, "kind is a Kind, .* not str"),  # type: ignore[arg-type]
         (((Action(0, 0, 0),),), 1, "kind is a Kind, .* not int"),  # type: ignore[arg-type]
+        (((Action(0, Kind.F, 0.0),),), 1, "microbatch is a whole number, not float"),  # type: ignore[arg-type]
+        (((Action("0", Kind.F, 0),),), 1, "stage is a whole number, not str"),  # type: ignore[arg-type]
+        (((Action(0, Kind.F, True),),), 1, "microbatch is a whole number, not bool"),
+        (((Action(0, Kind.F, 0, [F]),),), 1, "parts is a tuple of Actions, not list"),  # type: ignore[arg-type]
+        (((fuse(Kind.OVERLAP_F_B, F, (0, 1)),),), 1, "programs hold Actions, not tuple"),  # type: ignore[arg-type]
+        (
+            ((fuse(Kind.OVERLAP_F_B, fuse(Kind.OVERLAP_F_B, Action(0, Kind.F, None))),),),  # type: ignore[arg-type]
+            1,
+            "microbatch is a whole number, not NoneType",
+        ),
         (((F,),), 2.0, "num_microbatches must be of type int, got 2.0"),
         (((F,),), "2", "num_microbatches must be of type int, got '2'"),
         (((F,),), True, "num_microbatches must be of type int, got True"),

@@ -142,6 +142,13 @@ def test_wrong_parameters(name: str, parameters: dict, message: str):
     assert str(caught.value).startswith(message)
 
 
+def test_numbers_are_given_by_name():
+    with pytest.raises(TypeError, match="'num_ranks' and 'num_microbatches'"):
+        build("zbv", 2, 4)  # type: ignore[arg-type, call-arg]
+    with pytest.raises(ParameterError, match=r"by name: build\('zbv', num_ranks=2"):
+        build("zbv", 2, num_ranks=2, num_microbatches=4)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", [None, 4, ["gpipe"]])
 def test_a_name_is_a_string(name):
     with pytest.raises(ParameterError, match="the name of a family is a string; got"):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 from fullbore.errors import FormatError
 from fullbore.formats.content import Content, differences
 from fullbore.formats.dialects import Dialect, read_text, write_program
 from fullbore.ir import Action, Program, Schedule
+
+_ACTIONLIKE = re.compile(r"\(|[0-9]+\s*[A-Za-z]|[A-Za-z]{1,2}[0-9]")
 
 
 def read(text: str, dialect: Dialect) -> Content:
@@ -77,17 +80,38 @@ def _read_row(row: list[str], dialect: Dialect, *, number: int) -> Program:
         try:
             program += actions or read_text(cell, dialect)
         except FormatError as error:
-            error = _other_separator(cell, dialect) or error
-            raise error.at(row=number, column=column) from None
+            better = _header(row, dialect, number=number) or _other_separator(cell, dialect)
+            raise (better or error).at(row=number, column=column) from None
     return tuple(program)
 
 
 def _other_separator(cell: str, dialect: Dialect) -> FormatError | None:
     """The error for a cell that is many: spreadsheets separate them as is usual in a country."""
-    for separator in ";\t":
+    for separator, name in ((";", "';'"), ("\t", "a tab"), (" ", "a blank")):
         parts = [part.strip() for part in cell.split(separator)]
         if len(parts) > 1 and all(dialect.read(part) for part in parts if part):
             return FormatError(
-                f"{separator!r} between actions:", text=cell, expected="a comma between cells"
+                f"{name} between actions:", text=cell, expected="a comma between cells"
             )
     return None
+
+
+def _header(row: list[str], dialect: Dialect, *, number: int) -> FormatError | None:
+    """The error for a first row, or a first cell, that says what the others mean."""
+    cells = [cell for cell in map(str.strip, row) if cell]
+    if len(cells) < 2:
+        return None
+    if number == 1 and not any(_starts_like_an_action(cell) for cell in cells):
+        return FormatError(
+            "a header:", text=",".join(row), expected="no header; the first row is rank 0"
+        )
+    if not _starts_like_an_action(cells[0]) and dialect.read(cells[1]):
+        return FormatError(
+            "a name before the actions:", text=row[0], expected="actions only; row 1 is rank 0"
+        )
+    return None
+
+
+def _starts_like_an_action(cell: str) -> bool:
+    """Whether this may be an action with a mistake in it: after its stage, or in its parts."""
+    return bool(_ACTIONLIKE.match(cell))

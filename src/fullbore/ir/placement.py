@@ -70,7 +70,8 @@ class Placement:
             missing = next(s for s in range(len(found) + 1) if s not in found)
             raise ParameterError(
                 f"placement: stage {missing} appears on no rank although stage {max(found)} does; "
-                "stages are 0..S-1"
+                f"stages are 0..S-1. Add the actions of stage {missing}, or renumber the stages "
+                "above it"
             )
         empty = set(range(len(programs))) - set(found.values())
         if empty:
@@ -103,6 +104,18 @@ class Placement:
         ):
             return "loop"
         return "custom"
+
+    def rank_of(self, stage: int) -> int:
+        """The rank that holds ``stage``.
+
+        Raises:
+            ParameterError: there is no such stage.
+        """
+        if not 0 <= stage < self.num_stages:
+            raise ParameterError(
+                f"placement: there is no stage {stage}; stages are 0..{self.num_stages - 1}"
+            )
+        return self.ranks[stage]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages on ``rank``, ascending."""

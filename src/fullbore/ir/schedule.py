@@ -23,7 +23,13 @@ class Form(Enum):
     LOWERED = "lowered"
 
 
-_kind_of = itemgetter(Action._fields.index("kind"))
+_FIELDS: tuple[tuple[str, type, str], ...] = (
+    ("stage", int, "a whole number"),
+    ("kind", Kind, "a Kind, such as Kind.F"),
+    ("microbatch", int, "a whole number"),
+    ("parts", tuple, "a tuple of Actions"),
+)
+_parts_of = itemgetter(Action._fields.index("parts"))
 
 _TYPES = {
     "placement": Placement,
@@ -92,17 +98,11 @@ class Schedule:
                 "schedule: programs are a tuple that holds one tuple of actions for each rank, "
                 "from 0 to P-1"
             )
-        actions = chain.from_iterable
-        if strange := set(map(type, actions(self.programs))) - {Action}:
-            raise ParameterError(
-                f"schedule: programs hold Actions, not {strange.pop().__name__}; parse_action "
-                "makes an Action of its text"
-            )
-        if strange := set(map(type, map(_kind_of, actions(self.programs)))) - {Kind}:
-            raise ParameterError(
-                "schedule: an action's kind is a Kind, such as Kind.F, not "
-                f"{strange.pop().__name__}"
-            )
+        level: Sequence[Program] = self.programs
+        while level:
+            _check_actions(level)
+            # Parts should have none themselves, which is for the verifier to say.
+            level = [*filter(None, map(_parts_of, chain.from_iterable(level)))]
 
     @property
     def num_ranks(self) -> int:
@@ -143,6 +143,20 @@ class Schedule:
         from fullbore.view.grid import render_html
 
         return render_html(self)
+
+
+def _check_actions(groups: Sequence[Program]) -> None:
+    actions = chain.from_iterable
+    if strange := set(map(type, actions(groups))) - {Action}:
+        raise ParameterError(
+            f"schedule: programs hold Actions, not {strange.pop().__name__}; parse_action "
+            "makes an Action of its text"
+        )
+    for place, (name, wanted, text) in enumerate(_FIELDS):
+        if strange := set(map(type, map(itemgetter(place), actions(groups)))) - {wanted}:
+            raise ParameterError(
+                f"schedule: an action's {name} is {text}, not {strange.pop().__name__}"
+            )
 
 
 def _is_parameter(pair: object) -> bool:

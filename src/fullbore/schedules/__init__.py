@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Never
 
 from fullbore.errors import ParameterError
 from fullbore.ir import Placement, Schedule
@@ -42,7 +43,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 def build(
     name: str,
-    *,
+    *misplaced: Never,
     num_ranks: int,
     num_microbatches: int,
     stages_per_rank: int | None = None,
@@ -63,6 +64,11 @@ def build(
     Raises:
         ParameterError: no such family, or it does not take these parameters.
     """
+    if misplaced:
+        raise ParameterError(
+            "build: give the numbers by name: "
+            f"build({name!r}, num_ranks={num_ranks}, num_microbatches={num_microbatches})"
+        )
     family = find(name)
     where = family.place(num_ranks, stages_per_rank, placement)
     microbatches = family.count(

@@ -40,6 +40,7 @@ def find_schedule(
         schedule = load(path)
     except OSError as error:
         raise FormatError(f"cannot be read: {error.strerror}", file=source) from error
+    schedule = replace(schedule, name=schedule.name or source)
     check(schedule)
     for option, given, held in (
         ("--ranks", ranks, schedule.num_ranks),
@@ -49,7 +50,7 @@ def find_schedule(
             raise ParameterError(f"{option} is {given}, but {source} is for {held}")
     if stages_per_rank is not None:
         raise ParameterError(f"--stages-per-rank is for families; {source} says what it holds")
-    return replace(schedule, name=schedule.name or source)
+    return schedule
 
 
 def find_recipe(saved: Recipe | None, **given: Any) -> Recipe:
