@@ -86,6 +86,19 @@ def test_show_lists_what_cannot_run():
     assert report["programs"][0] == ["0F0", "0B0", "0F1", "0B1"]
 
 
+def test_show_warns_of_what_runs_but_is_not_valid():
+    Path("twice.csv").write_text("0F0,0F0\n")
+    result = run("show", "twice.csv")
+    assert "rank 0  F0 F0" in result.stdout
+    assert result.stderr == (
+        "Warning: twice.csv is not valid (1 error); 'fullbore verify twice.csv' lists them\n"
+    )
+    report = json.loads(run("show", "twice.csv", "--json").stdout)
+    assert [finding["rule"] for finding in report["findings"]] == ["duplicate"]
+    assert report["timeline"]["makespan"] == 2
+    assert run("show", "1f1b", *SIZE).stderr == ""
+
+
 def test_show_as_json():
     report = json.loads(run("show", "dualpipev", *SIZE, "--json").stdout)
     assert report["schedule"]["num_stages"] == 8
@@ -174,6 +187,23 @@ def test_convert_keeps_the_schedule():
     assert load("d.txt") == schedule
     assert "3B0" in Path("c.csv").read_text()
     assert "3I0" in run("convert", "b.json").stdout
+
+
+def test_convert_takes_what_a_csv_leaves_open():
+    Path("a.csv").write_text("0F0,1F0\n")
+    run("convert", "a.csv", "b.json", "--placement", "0,0", "--microbatches", "2")
+    assert load("b.json").num_microbatches == 2
+    assert "placement: 0 0" in run("convert", "a.csv", "--placement", "0,0").stdout
+    result = run("convert", "b.json", "--placement", "0,1", code=2)
+    assert "placement is 0 0 here, 0 1 was asked for" in result.stderr
+
+
+def test_an_unknown_ending_is_one_message():
+    Path("good.xlsx").write_text("")
+    result = run("verify", "good.xlsx", code=2)
+    assert result.stderr == (
+        "Error: good.xlsx: the file's ending must be one of .csv, .json, .txt\n"
+    )
 
 
 def test_diff_says_where():

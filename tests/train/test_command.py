@@ -93,6 +93,14 @@ def test_a_schedule_from_a_file(tmp_path: Path):
     assert (facts["schedule"], facts["num_ranks"]) == (str(path), 2)
 
 
+def test_an_invalid_file_is_named(tmp_path: Path):
+    path = tmp_path / "twice.csv"
+    path.write_text("0F0,0F0,0B0\n")
+    result = train("--schedule", path)
+    assert result.exit_code == 1
+    assert f"{path} is not valid: 1 finding(s)" in result.stderr
+
+
 def test_a_wrong_pipeline_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def wrong(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return 1.01 * loss_fn(output, target)

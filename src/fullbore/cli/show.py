@@ -14,6 +14,8 @@ from fullbore.errors import InvalidSchedule
 from fullbore.ir import Form, Schedule
 from fullbore.passes import lower
 from fullbore.sim import Slot, unit_timeline
+from fullbore.verify import Finding, verify
+from fullbore.view.blocks import count
 from fullbore.view.grid import render_grid
 
 
@@ -59,7 +61,8 @@ def show(
     """Draw a schedule, a row a rank, at unit costs.
 
     A forward, an input gradient and a weight gradient of one stage take one unit of time, a full
-    backward two; messages take none. A file that cannot run is listed without times.
+    backward two; messages take none. A file that cannot run is listed without times,
+    and a warning on stderr says so of one that is not valid.
     """
     found = request.read(schedule)
     if lowered and found.form is Form.COMPUTE:
@@ -69,6 +72,7 @@ def show(
         return
     if not found.name:
         found = replace(found, name=Path(schedule).name)
+    _warn(found, schedule)
     use_color = wants_color(color)
     text = render_grid(
         found,
@@ -79,6 +83,21 @@ def show(
         reduce_grad=reduce_grad,
     )
     echo_picture(text, color=use_color)
+
+
+def _errors(schedule: Schedule) -> list[Finding]:
+    return [finding for finding in verify(schedule) if finding.severity == "error"]
+
+
+def _warn(schedule: Schedule, source: str) -> None:
+    """Say on stderr that the picture is of a schedule that must not run."""
+    errors = _errors(schedule)
+    if errors:
+        click.echo(
+            f"Warning: {source} is not valid ({count(len(errors), 'error')}); "
+            f"'fullbore verify {source}' lists them",
+            err=True,
+        )
 
 
 def _report(schedule: Schedule) -> dict[str, object]:
@@ -102,7 +121,7 @@ def _report(schedule: Schedule) -> dict[str, object]:
             "idle": timeline.idle,
             "ranks": [[_facts(slot) for slot in slots] for slots in timeline.ranks],
         },
-        "findings": [],
+        "findings": [asdict(finding) for finding in _errors(schedule)],
         "programs": [[str(action) for action in program] for program in schedule.programs],
     }
 

@@ -120,6 +120,18 @@ def _placement(ctx: click.Context, parameter: click.Parameter, value: str | None
         raise click.BadParameter(f"{error}; give the rank of every stage, as 0,1,1,0") from None
 
 
+placement_option = click.option(
+    "--placement",
+    callback=_placement,
+    metavar="R,R,...",
+    help="The rank of every stage, where the family has a choice or a file does not tell.",
+)
+
+microbatches_option = click.option(
+    "--microbatches", "-m", type=click.IntRange(min=1), metavar="N", help="Microbatches, M."
+)
+
+
 def source_options(command: Function) -> Function:
     """Add the options that a family needs or a file leaves open; the command gets ``request``."""
     positive = click.IntRange(min=1)
@@ -132,16 +144,11 @@ def source_options(command: Function) -> Function:
     decorated: Any = with_request
     for option in (
         dialect_option,
-        click.option(
-            "--placement",
-            callback=_placement,
-            metavar="R,R,...",
-            help="The rank of every stage, where the family has a choice or a file does not tell.",
-        ),
+        placement_option,
         click.option(
             "--stages-per-rank", "-v", type=positive, metavar="N", help="Stages a rank, V."
         ),
-        click.option("--microbatches", "-m", type=positive, metavar="N", help="Microbatches, M."),
+        microbatches_option,
         click.option("--ranks", "-p", type=positive, metavar="N", help="Pipeline ranks, P."),
     ):
         decorated = option(decorated)
