@@ -48,7 +48,7 @@ def test_what_cannot_have_a_cost_is_refused(kind: Kind):
 
 @pytest.mark.parametrize("cost", [-1, float("nan"), float("inf")])
 def test_a_cost_that_is_no_time_is_refused(cost: float):
-    with pytest.raises(ParameterError, match=f"F must be a time of 0 or more, got {cost}"):
+    with pytest.raises(ParameterError, match=f"F must be a number of 0 or more, got {cost}"):
         unit_timeline(from_csv("0F0,0B0\n"), costs={Kind.F: cost})
 
 

@@ -1,6 +1,30 @@
 """When each action runs: a schedule is order, a timeline is order plus time."""
 
-from fullbore.sim.engine import UNIT_COSTS, earliest_start, unit_timeline
-from fullbore.sim.timeline import Slot, Timeline
+from fullbore.sim.causes import Causes, Event
+from fullbore.sim.costs import Costs, Table, TableCosts, UniformCosts, parse_costs
+from fullbore.sim.engine import UNIT_COSTS, simulate, unit_timeline
+from fullbore.sim.memory import Level, memory_over_time
+from fullbore.sim.metrics import Idle, Metrics, Peak, measure
+from fullbore.sim.timeline import Slot, Timeline, Transfer
 
-__all__ = ["UNIT_COSTS", "Slot", "Timeline", "earliest_start", "unit_timeline"]
+__all__ = [
+    "UNIT_COSTS",
+    "Causes",
+    "Costs",
+    "Event",
+    "Idle",
+    "Level",
+    "Metrics",
+    "Peak",
+    "Slot",
+    "Table",
+    "TableCosts",
+    "Timeline",
+    "Transfer",
+    "UniformCosts",
+    "measure",
+    "memory_over_time",
+    "parse_costs",
+    "simulate",
+    "unit_timeline",
+]

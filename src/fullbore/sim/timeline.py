@@ -25,6 +25,30 @@ class Slot(NamedTuple):
         """The parts of a fused action; the slot itself otherwise."""
         return self.parts or (self,)
 
+    @property
+    def pieces(self) -> tuple[Slot, ...]:
+        """What runs one after another: the parts of a fused action, or the slot itself, also if it
+        is an overlap that runs as one block."""
+        whole = all((part.start, part.end) == (self.start, self.end) for part in self.parts)
+        return (self,) if whole else self.parts
+
+
+class Transfer(NamedTuple):
+    """A message between two ranks.
+
+    Attributes:
+        action: the ``SEND_F`` or ``SEND_B``, also where the schedule doesn't spell it out.
+        edge: (sending rank, receiving rank).
+        start, end: when it leaves, and when it has arrived.
+        size: in bytes.
+    """
+
+    action: Action
+    edge: tuple[int, int]
+    start: float
+    end: float
+    size: float
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
@@ -33,18 +57,21 @@ class Timeline:
     Attributes:
         ranks: one slot an action, rank by rank, in the order of the rank's program. Transfers need
             not be in the order of time: they go on beside the computation.
+        transfers: all messages between ranks, whether the schedule spells them out or not.
     """
 
     ranks: tuple[tuple[Slot, ...], ...]
+    transfers: tuple[Transfer, ...] = ()
 
     def work(self) -> Iterator[list[Slot]]:
-        """Each rank's computation, in order; the parts of an overlap one by one."""
+        """Each rank's computation, in order; the parts of an overlap one by one, unless it runs as
+        one block."""
         for slots in self.ranks:
             yield [
-                leaf
+                piece
                 for slot in slots
-                for leaf in slot.leaves
-                if KINDS[leaf.action.kind].group is Group.COMPUTE
+                for piece in slot.pieces
+                if KINDS[piece.action.kind].group is Group.COMPUTE
             ]
 
     @property
