@@ -7,10 +7,13 @@ from fullbore.errors import MissingExtra
 if find_spec("torch") is None:
     raise MissingExtra("fullbore.runtime needs torch: pip install 'fullbore[torch]'")
 
+from fullbore.runtime.clip import clip_grad_norm_
 from fullbore.runtime.custom import ActionContext, CustomFunction
+from fullbore.runtime.grad_scaler import GradScaler
 from fullbore.runtime.microbatch import Replicate, Split, merge
 from fullbore.runtime.output import StepOutput
 from fullbore.runtime.pipeline import Pipeline
+from fullbore.runtime.seeds import microbatch_seed, seeded
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport import (
     LocalTransport,
@@ -32,4 +35,8 @@ __all__ = [
     "Split",
     "Replicate",
     "merge",
+    "clip_grad_norm_",
+    "GradScaler",
+    "seeded",
+    "microbatch_seed",
 ]

@@ -14,16 +14,27 @@ from fullbore.runtime.transport.base import Edge, Transport, make_tag
 _TAG = make_tag(0, 0, 0, backward=False)
 
 
-def compare_schedules(schedule: Schedule, edges: Collection[Edge], *, transport: Transport) -> None:
+def compare_schedules(
+    schedule: Schedule, edges: Collection[Edge], *, transport: Transport, tied: str = ""
+) -> None:
     """Tell every rank that is on an edge with one of ours what ours runs, and hear the same.
 
     Without it, ranks of different orders or numbers of microbatches may go on, with wrong gradients
     or a wait without end.
 
+    Args:
+        schedule: of this rank.
+        edges: of all ranks.
+        transport: is connected along them.
+        tied: the names of the parameters that stages have in common.
+
     Raises:
-        ParameterError: the other rank runs another schedule.
+        ParameterError: the other rank runs another schedule, or ties other parameters.
     """
-    ours = digest(schedule), summary(schedule)
+    ours = (
+        crc32(tied.encode(), digest(schedule)),
+        summary(schedule) + (f", with tied parameters {tied}" if tied else ""),
+    )
     for edge in edges:
         if edge[0] in transport.ranks:
             transport.send(edge, _TAG, ours)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
+
 from torch import Tensor
 
 from fullbore.errors import ParameterError
@@ -65,6 +68,17 @@ def backward_weight(unit: Unit, record: Record) -> None:
             "I (ctx.run()), so that W has nothing to go by; register a custom function for W too"
         )
     record.weights()
+
+
+def scaled(weights: Sequence[float], loss_scale: float) -> list[float]:
+    """What multiplies each microbatch's gradients.
+
+    Raises:
+        ParameterError: the scale would lose them.
+    """
+    if not 0 < loss_scale < inf:
+        raise ParameterError(f"loss_scale must be a positive, finite number; got {loss_scale}")
+    return [loss_scale * weight for weight in weights]
 
 
 def checked_loss(loss: object) -> Tensor:

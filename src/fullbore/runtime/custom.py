@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from fullbore.errors import ParameterError
-from fullbore.ir import Action, Kind
+from fullbore.ir import Action, Kind, Schedule
 from fullbore.runtime.microbatch import Batch
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.tree import Tree
-from fullbore.runtime.unit import Gradients, Record, Unit
+from fullbore.runtime.unit import MISSING, Gradients, Record, Unit
+
+_PASSES = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B)
 
 CUSTOMIZABLE = (
-    *(Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B),
+    *_PASSES,
     *(Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD),
 )
 """The kinds that a custom function may compute. Messages are the executor's."""
@@ -36,6 +38,7 @@ class Run:
         loss_fn: called as ``loss_fn(output, target, **loss_kwargs)`` after the last stage's
             forward; None if no loss is wanted.
         weights: what each microbatch's loss counts for; None in evaluation.
+        seed: of what seeded modules draw; None if none was given.
         losses, outputs: by microbatch, on the rank of the last stage.
         has_graph: whether any of these losses requires grad.
     """
@@ -46,6 +49,7 @@ class Run:
     keep_outputs: bool
     loss_fn: LossFn | None
     weights: Sequence[float] | None = None
+    seed: int | None = None
     losses: dict[int, Tensor] = field(default_factory=dict)
     outputs: dict[int, Tree] = field(default_factory=dict)
     has_graph: bool = False
@@ -116,6 +120,17 @@ class ActionContext:
     def inputs(self) -> list[Tensor]:
         """The tensors of the stage's input that want a gradient: leaves."""
         return self._record.leaves
+
+    @property
+    def output(self) -> Tree:
+        """What the stage has given: in ``F``, once it was computed or delivered.
+
+        Raises:
+            ParameterError: nothing was yet.
+        """
+        if self._record.output is MISSING:
+            raise ParameterError(f"{self.action} has no output (yet)")
+        return self._record.output
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -214,3 +229,20 @@ class ActionContext:
 
 
 CustomFunction = Callable[[Action, ActionContext], None]
+
+
+def check_custom_only(
+    schedule: Schedule, ranks: Iterable[int], functions: Mapping[Kind, CustomFunction]
+) -> None:
+    """Make sure that custom functions compute all forwards and backwards of ``ranks``.
+
+    Raises:
+        ParameterError: they do not.
+    """
+    used = {action.kind for rank in ranks for action in schedule.programs[rank]}
+    lacking = [kind.name for kind in _PASSES if kind in used and kind not in functions]
+    if lacking:
+        raise ParameterError(
+            f"gradients are switched off here, and no custom function computes "
+            f"{', '.join(lacking)}; register one for each, or switch gradients on"
+        )

@@ -14,11 +14,14 @@ from fullbore.errors import ExecutionError, ParameterError, TransportError
 from fullbore.ir import KINDS, Form, Kind, Schedule
 from fullbore.passes import ForwardOnly, lower
 from fullbore.runtime.agreement import compare_schedules
+from fullbore.runtime.collective import Gathering, with_returns
+from fullbore.runtime.compute import scaled
 from fullbore.runtime.custom import CUSTOMIZABLE, CustomFunction, LossFn, Run
 from fullbore.runtime.microbatch import Batch, Spec, Specs, presplit_batch, split_batch
 from fullbore.runtime.output import StepOutput
 from fullbore.runtime.program import Program, edges
 from fullbore.runtime.stage import Stage
+from fullbore.runtime.tied import TiedParameters
 from fullbore.runtime.transport.base import Transport
 from fullbore.runtime.tree import Tree, tensors
 from fullbore.runtime.worker import StageWorker
@@ -39,6 +42,8 @@ class Pipeline:
             for the rule without a spec).
         scale_grads: weigh each microbatch's loss by its share of the rows (1/M for microbatches cut
             by the caller) before backward; False weighs each with 1.
+        tied: groups of parameters of different stages that are one, by ``"STAGE.NAME"``, such as
+            ``[("0.embedding.weight", "3.head.weight")]``; the same on all ranks.
 
     Raises:
         InvalidSchedule: the schedule is not valid.
@@ -58,6 +63,7 @@ class Pipeline:
         kwargs_spec: Mapping[str, Spec] | None = None,
         target_spec: Spec = None,
         scale_grads: bool = True,
+        tied: Sequence[Sequence[str]] = (),
     ) -> None:
         if not isinstance(schedule, Schedule):
             raise ParameterError(
@@ -69,8 +75,10 @@ class Pipeline:
         lowered = schedule if schedule.form is Form.LOWERED else lower(schedule)
         self.schedule, self._loss_fn, self._transport = lowered, loss_fn, transport
         self._scale_grads, self._specs = scale_grads, Specs(args_spec, kwargs_spec, target_spec)
-        channels = edges(lowered)
-        transport.connect(lowered.num_ranks, channels)
+        self.tied = TiedParameters(tied, lowered.placement)
+        channels = with_returns(edges(lowered))
+        transport.connect(lowered.num_ranks, with_returns({*channels, *self.tied.edges}))
+        self._gathering = Gathering(channels, transport)
         self._programs: dict[bool, Program] = {}
         self._custom: dict[Kind, CustomFunction] = {}
         self._epoch = 0
@@ -78,8 +86,9 @@ class Pipeline:
         self._broken: str | None = None
         try:
             self._stages = self._place([stages] if isinstance(stages, Stage) else list(stages))
+            self.tied.bind(self._stages)
             if len(transport.ranks) < lowered.num_ranks:
-                compare_schedules(lowered, channels, transport=transport)
+                compare_schedules(lowered, channels, transport=transport, tied=str(self.tied))
         except BaseException as error:
             transport.abort(_describe(error))
             raise
@@ -100,7 +109,9 @@ class Pipeline:
         target: Tree = None,
         return_outputs: bool = False,
         loss_weights: Sequence[float] | None = None,
+        loss_scale: float = 1.0,
         loss_kwargs: Mapping[str, Any] | None = None,
+        seed: int | None = None,
         arg_mbs: Sequence[Tree] | None = None,
         kwarg_mbs: Sequence[Mapping[str, Tree]] | None = None,
         target_mbs: Sequence[Tree] | None = None,
@@ -116,7 +127,9 @@ class Pipeline:
             target: the target of the whole batch.
             return_outputs: also give the last stage's outputs.
             loss_weights: what each microbatch's loss counts for, instead of its share of the rows.
+            loss_scale: multiplies all gradients, and no loss that is given back; see GradScaler.
             loss_kwargs: further keyword arguments of the loss function.
+            seed: of what ``seeded`` modules draw, the same on all ranks.
             arg_mbs, kwarg_mbs, target_mbs: microbatches cut by the caller, instead of a batch;
                 their sizes may differ.
             kwargs: keyword arguments of every stage.
@@ -133,8 +146,10 @@ class Pipeline:
                 raise ParameterError("step() needs a target on the rank of the last stage")
             self._check_kwargs(batch)
             weights = self._weights(batch, loss_weights, is_used=self.has_last)
-            run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn, weights)
-            return self._execute(run, weights=weights)
+            factors = scaled(weights, loss_scale)
+            run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn, factors, seed)
+            with self.tied.summed(epoch, self._transport):
+                return self._execute(run, weights=weights)
 
     def eval(
         self,
@@ -192,6 +207,23 @@ class Pipeline:
                 f"the custom function for {chosen.name} is replaced", UserWarning, stacklevel=2
             )
         self._custom[chosen] = function
+
+    def all_gather(self, value: Tree) -> list[Tree]:
+        """What each process of the pipeline gives, in the order of their ranks, on all of them.
+
+        Every rank calls it, between steps. Meant for small values, such as a norm: they travel from
+        rank to rank along the pipeline's links. In a process that plays all ranks, the list holds
+        its value alone.
+
+        Args:
+            value: any pytree of tensors without graph and plain values.
+
+        Raises:
+            ParameterError: a step is under way.
+            ExecutionError: another rank failed, or does something else.
+        """
+        with self._attempt(training=False) as epoch, torch.no_grad():
+            return self._gathering.run(value, epoch)
 
     def close(self) -> None:
         """Release the transport."""

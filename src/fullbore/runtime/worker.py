@@ -24,6 +24,7 @@ from fullbore.runtime.compute import (
     forward,
 )
 from fullbore.runtime.custom import ActionContext, CustomFunction, Run
+from fullbore.runtime.seeds import microbatch_seed
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport.base import Transport, make_tag
 from fullbore.runtime.tree import (
@@ -87,7 +88,7 @@ class StageWorker:
         self._transport, self._custom, self._owner = transport, custom, owner
         self._run: Run | None = None
         self._unit_weights: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
-        self._f = _Steps(Kind.F, self._take_input, forward, self._hand_on)
+        self._f = _Steps(Kind.F, self._take_input, self._run_module, self._hand_on)
         self._b = _Steps(Kind.B, self._take_gradients, backward, self._finish_backward)
         self._i = _Steps(Kind.I, self._take_gradients, backward_input, self._hand_back)
         self._w = _Steps(Kind.W, _take_rest, backward_weight, _nothing)
@@ -244,6 +245,14 @@ class StageWorker:
                 record.leaves = [leaf for leaf in tensors(value) if leaf.requires_grad]
         record.args = tuple(value) if type(value) in (tuple, list) else (value,)
         return record
+
+    def _run_module(self, unit: Unit, record: Record) -> None:
+        seed = self._current.seed
+        if seed is None:
+            forward(unit, record)
+            return
+        with microbatch_seed(seed, record.microbatch, stage=unit.index):
+            forward(unit, record)
 
     def _hand_on(self, unit: Unit, record: Record) -> None:
         """Give the stage's output to the next one; compute the loss after the last."""

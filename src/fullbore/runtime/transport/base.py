@@ -19,6 +19,9 @@ Edge = tuple[int, int]
 
 _MICROBATCH_BITS, _STAGE_BITS, _EPOCH_BITS = 24, 16, 22
 
+GATHER_STAGE = (1 << _STAGE_BITS) - 1
+"""In the tag of a message that belongs to no stage: the ranks tell each other something."""
+
 
 def make_tag(epoch: int, stage: int, microbatch: int, *, backward: bool) -> int:
     """The name of a message, a non-negative integer under 2**63.
@@ -40,6 +43,8 @@ def describe_tag(tag: int) -> str:
     rest, backward = divmod(tag, 2)
     rest, microbatch = divmod(rest, 1 << _MICROBATCH_BITS)
     epoch, stage = divmod(rest, 1 << _STAGE_BITS)
+    if stage == GATHER_STAGE:
+        return f"what the ranks tell each other outside the schedule (run {epoch})"
     return f"{stage}{'RECV_B' if backward else 'RECV_F'}{microbatch} (run {epoch})"
 
 
