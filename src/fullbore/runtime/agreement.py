@@ -7,7 +7,7 @@ from collections.abc import Collection
 from zlib import crc32
 
 from fullbore.errors import ParameterError
-from fullbore.ir import Schedule
+from fullbore.ir import KINDS, Group, Schedule
 from fullbore.runtime.transport.base import Edge, Transport, make_tag
 
 # No run has the number 0.
@@ -55,6 +55,9 @@ def digest(schedule: Schedule) -> int:
     numbers = array("q", (schedule.num_microbatches, *schedule.placement.ranks))
     for program in schedule.programs:
         for stage, kind, microbatch, parts in program:
+            # Each rank gathers and reduces for itself.
+            if KINDS[kind].group is Group.SHARDING:
+                continue
             numbers.extend((stage, kind, microbatch))
             for part in parts:
                 numbers.extend(part[:3])

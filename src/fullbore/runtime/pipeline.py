@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from fullbore.errors import ExecutionError, ParameterError, TransportError
-from fullbore.ir import KINDS, Form, Kind, Schedule
-from fullbore.passes import ForwardOnly, lower
+from fullbore.ir import KINDS, Kind, Schedule
+from fullbore.passes import ForwardOnly
+from fullbore.passes.unshard import Lookahead
 from fullbore.runtime.agreement import compare_schedules
 from fullbore.runtime.collective import Gathering, with_returns
 from fullbore.runtime.compute import scaled
@@ -20,12 +21,13 @@ from fullbore.runtime.custom import CUSTOMIZABLE, CustomFunction, LossFn, Run
 from fullbore.runtime.microbatch import Batch, Spec, Specs, presplit_batch, split_batch
 from fullbore.runtime.output import StepOutput
 from fullbore.runtime.program import Program, edges
+from fullbore.runtime.sharding import StageShardings, lower_for
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.tied import TiedParameters
 from fullbore.runtime.transport.base import Transport
 from fullbore.runtime.tree import Tree, tensors
 from fullbore.runtime.worker import StageWorker
-from fullbore.verify import check, check_local_stages
+from fullbore.verify import check_local_stages
 
 
 class Pipeline:
@@ -42,6 +44,8 @@ class Pipeline:
             for the rule without a spec).
         scale_grads: weigh each microbatch's loss by its share of the rows (1/M for microbatches cut
             by the caller) before backward; False weighs each with 1.
+        max_active_stages, lookahead: how many stages are kept gathered, and how early gathering
+            starts, where a COMPUTE schedule meets stages of ``fully_shard``; see ``InsertUnshard``.
         tied: groups of parameters of different stages that are one, by ``"STAGE.NAME"``, such as
             ``[("0.embedding.weight", "3.head.weight")]``; the same on all ranks.
 
@@ -63,16 +67,14 @@ class Pipeline:
         kwargs_spec: Mapping[str, Spec] | None = None,
         target_spec: Spec = None,
         scale_grads: bool = True,
+        max_active_stages: int = 3,
+        lookahead: Lookahead = None,
         tied: Sequence[Sequence[str]] = (),
     ) -> None:
-        if not isinstance(schedule, Schedule):
-            raise ParameterError(
-                f"the schedule must be a Schedule, got a {type(schedule).__qualname__}; "
-                "fullbore.build(name, ...) makes one, fullbore.load(path) reads one"
-            )
-        if schedule.form is Form.LOWERED:
-            check(schedule)
-        lowered = schedule if schedule.form is Form.LOWERED else lower(schedule)
+        given = [stages] if isinstance(stages, Stage) else list(stages)
+        lowered = lower_for(
+            given, schedule, max_active_stages=max_active_stages, lookahead=lookahead
+        )
         self.schedule, self._loss_fn, self._transport = lowered, loss_fn, transport
         self._scale_grads, self._specs = scale_grads, Specs(args_spec, kwargs_spec, target_spec)
         self.tied = TiedParameters(tied, lowered.placement)
@@ -85,7 +87,8 @@ class Pipeline:
         self._running = False
         self._broken: str | None = None
         try:
-            self._stages = self._place([stages] if isinstance(stages, Stage) else list(stages))
+            self._stages = self._place(given)
+            self._shardings = StageShardings(self._stages, transport.watch)
             self.tied.bind(self._stages)
             if len(transport.ranks) < lowered.num_ranks:
                 compare_schedules(lowered, channels, transport=transport, tied=str(self.tied))
@@ -233,8 +236,9 @@ class Pipeline:
     def _attempt(self, *, training: bool) -> Iterator[int]:
         """One call of ``step`` or ``eval``: gives its number. A failure, be it of an argument, is
         told to the other ranks, which wait for this one's messages."""
-        if self._broken is not None:
-            raise ExecutionError(f"this pipeline cannot be used any more: {self._broken}")
+        broken = self._broken or self._shardings.broken
+        if broken is not None:
+            raise ExecutionError(f"this pipeline cannot be used any more: {broken}")
         if self._running:
             raise ParameterError("step() and eval() cannot be called while one of them runs")
         self._running = True
@@ -338,11 +342,13 @@ class Pipeline:
                 schedule,
                 self._stages,
                 transport=self._transport,
+                shardings=self._shardings,
                 custom=self._custom,
                 owner=self,
             )
             self._programs[training] = Program(schedule, self._transport, worker)
-        self._programs[training].execute(run)
+        with self._shardings.steered(training=training):
+            self._programs[training].execute(run)
         count = range(self.schedule.num_microbatches)
         return StepOutput(
             losses=tuple(run.losses[m] for m in count) if run.losses else None,

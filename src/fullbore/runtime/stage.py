@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from fullbore.errors import ParameterError
+from fullbore.runtime.sharding import check_wrappers
 
 
 class Stage:
@@ -50,22 +50,10 @@ class Stage:
             )
         if not 0 <= index < num_stages:
             raise ParameterError(f"stage index {index} is not in 0..{num_stages - 1}")
-        wrapped = next((m for m in module.modules() if _reduces_gradients(m)), None)
-        if wrapped is not None:
-            raise ParameterError(
-                f"stage {index}: {type(wrapped).__name__} reduces gradients in every backward, "
-                "which a pipeline schedule does not account for; reduce them after step() instead"
-            )
+        check_wrappers(module, index)
         self.module = module if device is None else module.to(device)
         self.index, self.num_stages, self.dw_builder = index, num_stages, dw_builder
         self.device = None if device is None else torch.device(device)
 
     def __repr__(self) -> str:
         return f"Stage({self.index} of {self.num_stages}: {type(self.module).__name__})"
-
-
-def _reduces_gradients(module: nn.Module) -> bool:
-    # By name: importing FSDP takes long.
-    sharded = {"FSDPModule", "FullyShardedDataParallel"}
-    names = {base.__name__ for base in type(module).__mro__}
-    return not names.isdisjoint(sharded) or isinstance(module, DistributedDataParallel)

@@ -25,6 +25,7 @@ from fullbore.runtime.compute import (
 )
 from fullbore.runtime.custom import ActionContext, CustomFunction, Run
 from fullbore.runtime.seeds import microbatch_seed
+from fullbore.runtime.sharding import Sharding
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport.base import Transport, make_tag
 from fullbore.runtime.tree import (
@@ -66,6 +67,7 @@ class StageWorker:
         schedule: in the LOWERED form.
         stages: this process's stages, by index.
         transport: carries what crosses ranks.
+        shardings: what to do for each stage's DDP and FSDP2 wrappers.
         custom: the user's functions, by kind; may grow later.
         owner: what custom functions know as ``schedule_ref``.
     """
@@ -76,6 +78,7 @@ class StageWorker:
         stages: Mapping[int, Stage],
         *,
         transport: Transport,
+        shardings: Mapping[int, Sequence[Sharding]],
         custom: Mapping[Kind, CustomFunction],
         owner: object,
     ) -> None:
@@ -86,6 +89,7 @@ class StageWorker:
             if not unit.last and unit.below is None:
                 unit.following = self._units[index + 1]
         self._transport, self._custom, self._owner = transport, custom, owner
+        self._shardings = shardings
         self._run: Run | None = None
         self._unit_weights: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
         self._f = _Steps(Kind.F, self._take_input, self._run_module, self._hand_on)
@@ -150,16 +154,16 @@ class StageWorker:
         self._transport.post(unit.below[::-1], unit.tag_b + 2 * microbatch)
 
     def unshard(self, stage: int) -> None:
-        """UNSHARD: the parameters of a plain module are always whole."""
-        self._manage(Kind.UNSHARD, stage)
+        """UNSHARD: those of a plain module are always whole."""
+        self._manage(Kind.UNSHARD, stage, lambda sharding: sharding.unshard())
 
     def reshard(self, stage: int) -> None:
-        """RESHARD: the parameters of a plain module stay whole."""
-        self._manage(Kind.RESHARD, stage)
+        """RESHARD: those of a plain module stay whole."""
+        self._manage(Kind.RESHARD, stage, lambda sharding: sharding.reshard())
 
     def reduce_grad(self, stage: int) -> None:
-        """REDUCE_GRAD: the gradients of a plain module are this rank's alone."""
-        self._manage(Kind.REDUCE_GRAD, stage)
+        """REDUCE_GRAD: those of a plain module are this rank's alone."""
+        self._manage(Kind.REDUCE_GRAD, stage, lambda sharding: sharding.reduce())
 
     def together(self, action: Action, parts: Sequence[Call]) -> None:
         """Run the parts of a fused action one after another; receives only post. A custom function
@@ -192,14 +196,20 @@ class StageWorker:
             work.context.run()
             self._end(work)
             return
-        unit = self._units[stage]
+        unit, shardings = self._units[stage], self._shardings[stage]
+        for sharding in shardings:
+            sharding.ready()
         record = steps.take(unit, microbatch)
         steps.compute(unit, record)
+        for sharding in shardings:
+            sharding.settle()
         steps.give(unit, record)
 
     def _begin(self, action: Action) -> _Work:
         assert action.microbatch is not None
         unit, steps = self._units[action.stage], self._steps[action.kind]
+        for sharding in self._shardings[action.stage]:
+            sharding.ready()
         record = steps.take(unit, action.microbatch)
 
         def context(compute: Call) -> ActionContext:
@@ -212,20 +222,32 @@ class StageWorker:
         chosen = builtin if custom is None else context(partial(custom, action, builtin))
         return _Work(steps, unit, record, chosen)
 
-    @staticmethod
-    def _end(work: _Work) -> None:
+    def _end(self, work: _Work) -> None:
         if work.steps.kind is Kind.F and work.record.output is MISSING:
             raise ParameterError(
                 f"the custom function delivered no output for {work.context.action}; call "
                 "ctx.deliver_output(output), or ctx.run() for the built-in forward"
             )
+        for sharding in self._shardings[work.unit.index]:
+            sharding.settle()
         work.steps.give(work.unit, work.record)
 
-    def _manage(self, kind: Kind, stage: int) -> None:
+    def _manage(self, kind: Kind, stage: int, manage_one: Callable[[Sharding], None]) -> None:
+        shardings = self._shardings[stage]
+
+        def manage() -> None:
+            for sharding in shardings:
+                manage_one(sharding)
+
         custom = self._custom.get(kind) if self._custom else None
-        if custom is not None:
-            action, unit = Action(stage, kind), self._units[stage]
-            custom(action, ActionContext(action, self._current, self._owner, _nothing, unit))
+        if custom is None:
+            manage()
+            return
+        action, unit = Action(stage, kind), self._units[stage]
+        custom(action, ActionContext(action, self._current, self._owner, manage, unit))
+        if kind is Kind.REDUCE_GRAD:
+            for sharding in shardings:
+                sharding.reduced = True
 
     def _take_input(self, unit: Unit, microbatch: int) -> Record:
         """What the stage's module is called with; remembers the leaves that want a gradient."""
@@ -348,4 +370,4 @@ def _take_rest(unit: Unit, microbatch: int) -> Record:
 
 
 def _nothing(*_: object) -> None:
-    """A plain module has nothing to gather or reduce, and a record that is done is let go."""
+    """A record that is done is let go."""

@@ -85,6 +85,13 @@ class Transport(Protocol):
             TransportError: what came is not what was posted.
         """
 
+    def watch(self, seconds: float) -> None:
+        """Wait about so long for something else than a message.
+
+        Raises:
+            PeerFailed: a rank failed or is gone.
+        """
+
     def flush(self) -> None:
         """Wait until everything sent is out of this rank's hands."""
 

@@ -97,6 +97,13 @@ class LinkedTransport:
 
         return self._inboxes[edge].take(tag, fetch)
 
+    def watch(self, seconds: float) -> None:
+        """Take in what comes meanwhile; see ``Transport.watch``."""
+        for link in self._links.values():
+            if link.aborted or (link.gone and not link.closed):
+                raise self._fail(link)
+        self._take_in(time.monotonic() + seconds)
+
     def flush(self) -> None:
         """Return what this rank has done with to the others; see ``Transport.flush``."""
         for link in self._links.values():

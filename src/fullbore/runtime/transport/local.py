@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection
 
@@ -54,6 +55,10 @@ class LocalTransport:
             return queue.popleft()
 
         return self._inboxes[edge].take(tag, fetch)
+
+    def watch(self, seconds: float) -> None:
+        """Wait; there is nobody else to fail."""
+        time.sleep(seconds)
 
     def flush(self) -> None:
         """Nothing is ever under way."""

@@ -1,0 +1,64 @@
+"""Waiting for other replicas, without being lost when they never come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from fullbore.errors import TransportError
+
+Watch = Callable[[float], None]
+"""``watch(seconds)`` waits about so long, and raises if another rank of the pipeline failed."""
+
+_MAX_PAUSE = 0.01
+
+
+def wait_for(is_done: Callable[[], bool], watch: Watch) -> None:
+    """Wait without blocking inside a collective, which nothing could end.
+
+    Raises:
+        ExecutionError: another rank of the pipeline failed meanwhile.
+    """
+    pause = _MAX_PAUSE / 64
+    while not is_done():
+        watch(pause)
+        pause = min(2 * pause, _MAX_PAUSE)
+
+
+def run_aside(function: Callable[[], object], watch: Watch) -> None:
+    """Run ``function``, which waits for other replicas, in a thread, and wait for that.
+
+    Raises:
+        ExecutionError: another rank of the pipeline failed meanwhile; the thread is left alone.
+        Exception: what ``function`` raised.
+    """
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            with torch.no_grad():
+                function()
+        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+            failures.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=work, name="fullbore-collective", daemon=True).start()
+    wait_for(done.is_set, watch)
+    if failures:
+        raise failures[0]
+
+
+def no_answer(
+    stage: int, doing: str, group: dist.ProcessGroup | None, cause: object
+) -> TransportError:
+    """What to raise when a collective of the replicas failed."""
+    ranks = dist.get_process_group_ranks(group) if group is not None else "?"
+    return TransportError(
+        f"stage {stage}: {doing} over the replicas (global ranks {ranks}) failed: {cause}. A "
+        "replica has failed, or runs another step or schedule; all replicas must be started again"
+    )
