@@ -233,6 +233,28 @@ def test_c25_the_schedule_says_which_rank_holds_the_loss() -> None:
         assert plan.placement.rank_of(plan.num_stages - 1) == rank
 
 
+def shared(transport: Transport, ranks: tuple[int, ...], family: str) -> list[Any]:
+    plan, (x, y) = fb.build(family, num_ranks=2, num_microbatches=4), batch(7)
+    pipe = pipeline(transport, ranks, plan, linear_tanh(plan.num_stages))
+    outs = [
+        pipe.step(x, target=y, share_loss=True),
+        pipe.eval(x, target=y, share_loss=True),
+        pipe.eval(x, share_loss=True),
+        pipe.step(x, target=y),
+    ]
+    return [pipe.has_last, *((out.loss, out.losses, out.weights) for out in outs)]
+
+
+@pytest.mark.parametrize("family", ["1f1b", "zbv_zero_bubble", "interleaved_1f1b"])
+def test_c25_every_rank_can_have_the_loss(pool: Pools, family: str) -> None:
+    engine, *ranks = everywhere(pool, shared, family)
+    assert all(loss is not None for loss, _, _ in (engine[1], engine[2], engine[4]))
+    for has_last, *outs in ranks:
+        for wanted, found in zip(engine[1:4], outs[:3], strict=True):
+            assert repr(found) == repr(wanted)
+        assert (outs[3][0] is not None) is has_last
+
+
 def vector(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square()
 

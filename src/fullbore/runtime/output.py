@@ -16,7 +16,8 @@ class StepOutput:
     """What a step gives, on the rank of the last stage; None elsewhere and where not asked for.
 
     Attributes:
-        losses: the loss of each microbatch, unweighted, by microbatch; detached scalars.
+        losses: the loss of each microbatch, unweighted, by microbatch; detached scalars. On every
+            rank with ``share_loss=True``.
         outputs: the last stage's output for each microbatch, by microbatch.
         weights: what each microbatch's loss counted for, on the rank of the last stage.
     """

@@ -111,6 +111,7 @@ class Pipeline:
         *args: Tree,
         target: Tree = None,
         return_outputs: bool = False,
+        share_loss: bool = False,
         loss_weights: Sequence[float] | None = None,
         loss_scale: float = 1.0,
         loss_kwargs: Mapping[str, Any] | None = None,
@@ -129,6 +130,7 @@ class Pipeline:
             args: positional arguments of the first stage, a whole batch.
             target: the target of the whole batch.
             return_outputs: also give the last stage's outputs.
+            share_loss: give the losses to every rank; the same on all ranks.
             loss_weights: what each microbatch's loss counts for, instead of its share of the rows.
             loss_scale: multiplies all gradients, and no loss that is given back; see GradScaler.
             loss_kwargs: further keyword arguments of the loss function.
@@ -152,13 +154,14 @@ class Pipeline:
             factors = scaled(weights, loss_scale)
             run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn, factors, seed)
             with self.tied.summed(epoch, self._transport):
-                return self._execute(run, weights=weights)
+                return self._execute(run, weights=weights, share_loss=share_loss)
 
     def eval(
         self,
         *args: Tree,
         target: Tree = None,
         return_outputs: bool = True,
+        share_loss: bool = False,
         keep_mode: bool = False,
         loss_kwargs: Mapping[str, Any] | None = None,
         arg_mbs: Sequence[Tree] | None = None,
@@ -177,7 +180,7 @@ class Pipeline:
             loss_fn = self._loss_fn if self.has_last and batch.targets is not None else None
             weights = self._weights(batch, None, is_used=loss_fn is not None)
             run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn)
-            return self._execute(run, weights=weights)
+            return self._execute(run, weights=weights, share_loss=share_loss)
 
     def register_custom_function(self, kind: Kind | str, function: CustomFunction) -> None:
         """Let ``function(action, context)`` compute all actions of one kind, in training and in
@@ -334,7 +337,7 @@ class Pipeline:
             )
         return batch.weights or (1 / count,) * count
 
-    def _execute(self, run: Run, *, weights: tuple[float, ...]) -> StepOutput:
+    def _execute(self, run: Run, *, weights: tuple[float, ...], share_loss: bool) -> StepOutput:
         training = run.weights is not None
         if training not in self._programs:
             schedule = self.schedule if training else ForwardOnly()(self.schedule)
@@ -350,11 +353,12 @@ class Pipeline:
         with self._shardings.steered(training=training):
             self._programs[training].execute(run)
         count = range(self.schedule.num_microbatches)
-        return StepOutput(
-            losses=tuple(run.losses[m] for m in count) if run.losses else None,
-            outputs=tuple(run.outputs[m] for m in count) if run.outputs else None,
-            weights=weights,
-        )
+        losses = tuple(run.losses[m] for m in count) if run.losses else None
+        outputs = tuple(run.outputs[m] for m in count) if run.outputs else None
+        if share_loss:
+            told = self._gathering.run((losses, weights), run.epoch)
+            losses, weights = next((pair for pair in told if pair[0] is not None), told[0])
+        return StepOutput(losses, outputs, weights)
 
     def _fail(self, error: BaseException) -> None:
         """Tell the other ranks, and find out whether the channels can be used again."""
