@@ -17,6 +17,7 @@ from fullbore.errors import ExecutionError, FormatError, InvalidSchedule, Parame
 from fullbore.formats import save
 from fullbore.passes import lower
 from fullbore.schedules import build
+from fullbore.sim import TableCosts, save_costs
 
 COMMAND = [sys.executable, "-c", "from fullbore.cli import main; main(prog_name='fullbore')"]
 TORCH_FREE = [name for name in VERBS if name != "train"]
@@ -60,6 +61,7 @@ def test_the_examples_in_the_help_work(name: str, tmp_path: Path, monkeypatch: p
     schedule = build("1f1b", num_ranks=4, num_microbatches=8)
     for file in ("mine.csv", "mine.json", "theirs.csv", "theirs.json"):
         save(schedule, file)
+    save_costs(TableCosts(F=1, I=1, W=1), "costs.json")
     for example in examples((command_of(name) if name else main).epilog):
         arguments = example.split()[1:]
         result = CliRunner().invoke(main, [argument.strip('"') for argument in arguments])

@@ -14,16 +14,16 @@ SESSION = re.compile(r"```\n\$ fullbore (.*)\n```\n\n```\n((?:[^`].*\n|\n)*)```"
 
 
 def sessions() -> list[tuple[str, str]]:
-    text = (DOCS / "grid.md").read_text("utf-8")
+    text = "".join((DOCS / page).read_text("utf-8") for page in ("grid.md", "simulate.md"))
     return [(command, printed) for command, printed in SESSION.findall(text)]
 
 
 def test_there_are_examples():
-    assert len(sessions()) == 2
+    assert len(sessions()) == 3
 
 
 @pytest.mark.parametrize(("command", "printed"), sessions())
-def test_the_grids_are_right(command: str, printed: str):
+def test_what_they_print_is_right(command: str, printed: str):
     assert CliRunner().invoke(main, command.split()).stdout == printed
 
 

@@ -33,6 +33,8 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "lower": Verb("fullbore.cli.lower", "lower", "Add communication and sharding."),
         "convert": Verb("fullbore.cli.convert", "convert", "Change a file's format or dialect."),
         "diff": Verb("fullbore.cli.diff", "diff", "Show where two schedules differ."),
+        "simulate": Verb("fullbore.cli.simulate", "simulate", "Say what a schedule costs."),
+        "compare": Verb("fullbore.cli.compare", "compare", "Compare all families."),
         "train": Verb(
             "fullbore.train.command", "train", "Train a language model through a pipeline."
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from fullbore.cli.help import examples
-from fullbore.cli.output import echo_json, json_option
+from fullbore.cli.output import echo_json, echo_table, json_option
 from fullbore.schedules import Family
 from fullbore.schedules import families as all_families
 
@@ -29,10 +29,7 @@ def families(as_json: bool) -> None:  # noqa: FBT001 - click passes by keyword
         (family.name, _stages(family), family.shape, family.description)
         for family in found.values()
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo(line.rstrip())
+    echo_table(rows)
 
 
 def _stages(family: Family) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,22 @@ def format_option(default: str) -> Callable[[Any], Any]:
 def echo_json(value: object) -> None:
     """Print a value as JSON."""
     click.echo(json.dumps(value, indent=2))
+
+
+def echo_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells, the first one their heads: text to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    right = [all(_is_number(cell) for cell in column[1:]) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(row, widths, right, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def _is_number(cell: str) -> bool:
+    return cell[:1].isdigit()
 
 
 def wants_color(choice: bool | None) -> bool:  # noqa: FBT001 - an option's value

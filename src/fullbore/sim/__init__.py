@@ -3,6 +3,7 @@
 from fullbore.sim.causes import Causes, Event
 from fullbore.sim.costs import Costs, Table, TableCosts, UniformCosts, parse_costs
 from fullbore.sim.engine import UNIT_COSTS, simulate, unit_timeline
+from fullbore.sim.files import dump_costs, load_costs, save_costs
 from fullbore.sim.memory import Level, memory_over_time
 from fullbore.sim.metrics import Idle, Metrics, Peak, measure
 from fullbore.sim.timeline import Slot, Timeline, Transfer
@@ -22,9 +23,12 @@ __all__ = [
     "Timeline",
     "Transfer",
     "UniformCosts",
+    "dump_costs",
+    "load_costs",
     "measure",
     "memory_over_time",
     "parse_costs",
+    "save_costs",
     "simulate",
     "unit_timeline",
 ]

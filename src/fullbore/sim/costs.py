@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, Protocol
@@ -57,6 +57,7 @@ class Table:
     latency: PerEdge
     bandwidth: PerEdge | None
     recompute: frozenset[int]
+    unit: str
 
     def link(self, edge: Edge) -> tuple[float, float]:
         """The latency of a directed pair of ranks, and the time that a byte occupies its link."""
@@ -88,6 +89,7 @@ class TableCosts:
         static_bytes: what it holds all the time: parameters, gradients, optimizer state.
         recompute: the stages whose I or B runs the forward again. They hold ``message_bytes``
             between F and I.
+        unit: what times are in, for people: ``"ms"``, say.
 
     Raises:
         ParameterError: a number is negative or not finite, or tables differ in length.
@@ -108,7 +110,8 @@ class TableCosts:
     activation_bytes: PerStage = 0
     kept_bytes: PerStage | None = None
     static_bytes: PerStage = 0
-    recompute: frozenset[int] = frozenset()
+    recompute: Collection[int] = frozenset()
+    unit: str = ""
 
     def __post_init__(self) -> None:
         lengths = {}
@@ -117,7 +120,8 @@ class TableCosts:
             if value is None and name not in ("B", "kept_bytes"):
                 raise ParameterError(f"costs: {name} must be a number of 0 or more, got None")
             if isinstance(value, Sequence) and not isinstance(value, str):
-                object.__setattr__(self, name, tuple(value))
+                value = tuple(value)
+                object.__setattr__(self, name, value)
                 lengths[name] = len(value)
             for number in _numbers(value):
                 _check(name, number)
@@ -148,7 +152,8 @@ class TableCosts:
             overlap=self.overlap,
             latency=self.latency,
             bandwidth=self.bandwidth,
-            recompute=self.recompute,
+            recompute=frozenset(self.recompute),
+            unit=self.unit,
         )
 
 
@@ -159,7 +164,7 @@ class UniformCosts:
 
     Attributes:
         F, I, W, B, overlap, send: as of ``TableCosts``, by rank.
-        latency, bandwidth: as there.
+        latency, bandwidth, unit: as there.
         message_bytes: the size of one message, whatever the number of stages.
         activation_bytes, kept_bytes: what a rank holds of a microbatch, shared as the times are.
         static_bytes: what a rank holds all the time.
@@ -180,6 +185,7 @@ class UniformCosts:
     activation_bytes: float = 0
     kept_bytes: float | None = None
     static_bytes: float = 0
+    unit: str = ""
 
     def __post_init__(self) -> None:
         TableCosts(**{field.name: getattr(self, field.name) for field in fields(self)})
@@ -204,6 +210,7 @@ class UniformCosts:
             latency=self.latency,
             bandwidth=self.bandwidth,
             message_bytes=self.message_bytes,
+            unit=self.unit,
         ).table(placement)
 
 

@@ -20,7 +20,7 @@ class Level(NamedTuple):
 
 class _Change(NamedTuple):
     time: float
-    frees: bool
+    adds: bool
     rank: int
     bytes: float
     action: Action
@@ -75,12 +75,12 @@ def _kept(timeline: Timeline, table: Table) -> Iterator[_Change]:
         full, kept = table.activation_bytes[stage], table.kept_bytes[stage]
         light = table.message_bytes[stage] if stage in table.recompute else full
         if kind is Kind.W:
-            yield _Change(end, True, rank, -kept, action)
+            yield _Change(end, False, rank, -kept, action)
             continue
         before = 0 if kind is Kind.F else light
         after = {Kind.F: light, Kind.I: kept}.get(kind, 0)
-        yield _Change(start, False, rank, full - before, action)
-        yield _Change(end, True, rank, after - full, action)
+        yield _Change(start, True, rank, full - before, action)
+        yield _Change(end, False, rank, after - full, action)
 
 
 def _handed_on(schedule: Schedule, timeline: Timeline, table: Table) -> Iterator[_Change]:
@@ -103,10 +103,10 @@ def _handed_on(schedule: Schedule, timeline: Timeline, table: Table) -> Iterator
         taken = user.end if backward else user.start
         message = moved.get((backward, stage, microbatch))
         rank, other = ranks[stage], ranks[user.action.stage]
-        yield _Change(slot.end, False, rank, size, slot.action)
+        yield _Change(slot.end, True, rank, size, slot.action)
         if message is None:
-            yield _Change(taken, True, rank, -size, user.action)
+            yield _Change(taken, False, rank, -size, user.action)
             continue
-        yield _Change(message.end, True, rank, -size, message.action)
-        yield _Change(message.start, False, other, size, message.action)
-        yield _Change(taken, True, other, -size, user.action)
+        yield _Change(message.end, False, rank, -size, message.action)
+        yield _Change(message.start, True, other, size, message.action)
+        yield _Change(taken, False, other, -size, user.action)

@@ -1,0 +1,172 @@
+"""``fullbore compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import click
+
+from fullbore.cli.costs import costs_option
+from fullbore.cli.help import examples
+from fullbore.cli.output import echo_json, echo_table, json_option
+from fullbore.errors import ParameterError
+from fullbore.schedules import Family, build, families
+from fullbore.sim import Costs, Metrics, UniformCosts, measure, simulate
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One family with one number of stages a rank."""
+
+    family: str
+    stages_per_rank: int
+    metrics: Metrics
+    fits: bool
+
+    @property
+    def peak(self) -> float:
+        return max(peak.bytes for peak in self.metrics.peak)
+
+
+def _memory(ctx: click.Context, parameter: click.Parameter, value: str | None) -> object:
+    if value is None:
+        return None
+    number, relative = (value[:-1], True) if value.endswith("x") else (value, False)
+    try:
+        limit = float(number)
+    except ValueError:
+        limit = -1.0
+    if not 0 < limit < float("inf"):
+        raise click.BadParameter(f"{value!r}; give bytes, or 0.75x of what 1F1B holds")
+    return limit, relative
+
+
+@click.command(
+    epilog=examples(
+        "fullbore compare --ranks 4 --microbatches 8",
+        "fullbore compare --ranks 8 --microbatches 24 --costs 18.5,18.1,9.3,0.6 --memory 1x",
+        "fullbore compare --ranks 4 --microbatches 16 --stages-per-rank 1,2 --json",
+    )
+)
+@click.option("--ranks", "-p", type=click.IntRange(min=1), required=True, help="Ranks, P.")
+@click.option(
+    "--microbatches", "-m", type=click.IntRange(min=1), required=True, help="Microbatches, M."
+)
+@click.option(
+    "--stages-per-rank", "-v", default="1,2,4", show_default=True, help="Which numbers to try."
+)
+@costs_option("1,1,1")
+@click.option(
+    "--memory",
+    callback=_memory,
+    metavar="BYTES|0.75x",
+    help="What a rank may hold: bytes, or a multiple of P microbatches' activations.",
+)
+@json_option
+def compare(
+    *,
+    ranks: int,
+    microbatches: int,
+    stages_per_rank: str,
+    costs: Costs | None,
+    memory: tuple[float, bool] | None,
+    as_json: bool,
+) -> None:
+    """Compare all families: time, bubble, memory and messages, the fastest first.
+
+    Costs given as numbers are of all that a rank holds, whatever number of stages it is cut into.
+    Memory is in bytes if the costs say any, else in microbatches' activations of one rank.
+    """
+    model = UniformCosts(F=1, I=1, W=1) if costs is None else costs
+    counts = _counts(stages_per_rank)
+    if isinstance(model, UniformCosts):
+        model = replace(model, activation_bytes=1.0)
+    entries, left_out = [], []
+    for family in families().values():
+        if family.name == "forward_only":
+            continue
+        for count in counts:
+            try:
+                entries.append(_entry(family, (ranks, microbatches, count), model, memory))
+            except ParameterError as error:
+                left_out.append(f"{family.name}, {count} a rank: {error}")
+    if not entries:
+        raise click.UsageError("nothing can be compared: " + "; ".join(left_out))
+    entries.sort(key=lambda entry: (not entry.fits, entry.metrics.makespan))
+    if as_json:
+        echo_json([_facts(entry) for entry in entries])
+        return
+    echo_table(_rows(entries, in_bytes=not isinstance(model, UniformCosts)))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = (0,)
+    if min(counts) < 1:
+        raise click.BadParameter(f"{text!r}; give numbers such as 1,2,4", param_hint="-v")
+    return counts
+
+
+def _entry(
+    family: Family, size: tuple[int, int, int], model: Costs, memory: tuple[float, bool] | None
+) -> _Entry:
+    ranks, microbatches, count = size
+    schedule = build(
+        family.name, num_ranks=ranks, num_microbatches=microbatches, stages_per_rank=count
+    )
+    metrics = measure(schedule, simulate(schedule, model), model)
+    entry = _Entry(family.name, count, metrics, fits=True)
+    if memory is None:
+        return entry
+    limit, relative = memory
+    if relative:
+        held = [0.0] * ranks
+        for rank, size_of_stage in zip(
+            schedule.placement.ranks, model.table(schedule.placement).activation_bytes, strict=True
+        ):
+            held[rank] += size_of_stage
+        limit *= ranks * max(held)
+    return replace(entry, fits=entry.peak <= limit * (1 + 1e-9))
+
+
+def _rows(entries: Sequence[_Entry], *, in_bytes: bool) -> list[tuple[str, ...]]:
+    peak = "peak bytes" if in_bytes else "peak memory"
+    rows: list[tuple[str, ...]] = [
+        ("schedule", "stages/rank", "makespan", "bubble", "span", peak, "messages", "fits")
+    ]
+    for entry in entries:
+        found = entry.metrics
+        rows.append(
+            (
+                entry.family,
+                str(entry.stages_per_rank),
+                f"{found.makespan:g}",
+                f"{found.makespan_bubble_rate:.1%}",
+                f"{found.span:g}",
+                f"{entry.peak:g}",
+                str(found.messages),
+                "yes" if entry.fits else "no",
+            )
+        )
+    if all(entry.fits for entry in entries):
+        rows = [row[:-1] for row in rows]
+    return rows
+
+
+def _facts(entry: _Entry) -> dict[str, object]:
+    found = entry.metrics
+    return {
+        "schedule": entry.family,
+        "stages_per_rank": entry.stages_per_rank,
+        "makespan": found.makespan,
+        "makespan_bubble_rate": found.makespan_bubble_rate,
+        "span": found.span,
+        "span_bubble_rate": found.span_bubble_rate,
+        "peak_memory": entry.peak,
+        "messages": found.messages,
+        "message_bytes": found.message_bytes,
+        "fits": entry.fits,
+    }
