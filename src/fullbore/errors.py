@@ -19,7 +19,7 @@ rank, the stage and the action.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -136,7 +136,12 @@ class TransportError(ExecutionError):
 
 
 class TransportTimeout(TransportError):
-    """A message did not arrive, or could not be sent, in time."""
+    """A message did not arrive, or could not be sent, in time.
+
+    ``positions`` says where the other ranks were, by rank, on the rank that found out.
+    """
+
+    positions: Mapping[int, object] = {}
 
 
 class PeerFailed(TransportError):

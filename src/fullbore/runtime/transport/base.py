@@ -8,10 +8,11 @@ that a message that was not expected is an error and never a wrong gradient.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, Protocol
 
 from fullbore.errors import TransportError
+from fullbore.runtime.transport.position import Position, Progress
 from fullbore.runtime.tree import Tree
 
 Edge = tuple[int, int]
@@ -38,11 +39,25 @@ def make_tag(epoch: int, stage: int, microbatch: int, *, backward: bool) -> int:
     return head << 1 | backward
 
 
-def describe_tag(tag: int) -> str:
-    """A tag as text: the receiving action and the run, ``1RECV_F3 (run 7)``."""
+class Message(NamedTuple):
+    """What a tag says: the arguments of ``make_tag``."""
+
+    epoch: int
+    stage: int
+    microbatch: int
+    backward: bool
+
+
+def read_tag(tag: int) -> Message:
+    """What ``make_tag`` made the tag of."""
     rest, backward = divmod(tag, 2)
     rest, microbatch = divmod(rest, 1 << _MICROBATCH_BITS)
-    epoch, stage = divmod(rest, 1 << _STAGE_BITS)
+    return Message(*divmod(rest, 1 << _STAGE_BITS), microbatch, bool(backward))
+
+
+def describe_tag(tag: int) -> str:
+    """A tag as text: the receiving action and the run, ``1RECV_F3 (run 7)``."""
+    epoch, stage, microbatch, backward = read_tag(tag)
     if stage == GATHER_STAGE:
         return f"what the ranks tell each other outside the schedule (run {epoch})"
     return f"{stage}{'RECV_B' if backward else 'RECV_F'}{microbatch} (run {epoch})"
@@ -55,9 +70,14 @@ class Transport(Protocol):
     def ranks(self) -> Collection[int]:
         """The ranks that this process plays."""
 
+    @property
+    def progress(self) -> Progress:
+        """Where this process writes how far it is; another object after each ``connect``."""
+
     def connect(self, num_ranks: int, edges: Collection[Edge]) -> None:
-        """Get ready for ``edges``, the same on every rank, in the same order. Called once, by all
-        ranks together, before the first message; an edge may touch none of ``ranks``.
+        """Get ready for ``edges``, the same on every rank, in the same order. Called by all ranks
+        together, before the first message; an edge may touch none of ``ranks``. A second call
+        begins anew, for another pipeline.
 
         Raises:
             TransportError: the transport cannot serve that many ranks.
@@ -84,6 +104,9 @@ class Transport(Protocol):
             PeerFailed: the sending rank failed or is gone.
             TransportError: what came is not what was posted.
         """
+
+    def positions(self) -> Mapping[int, Position]:
+        """Where the other ranks are, by rank, as far as that can be found out in a few seconds."""
 
     def watch(self, seconds: float) -> None:
         """Wait about so long for something else than a message.

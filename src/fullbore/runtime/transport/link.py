@@ -32,7 +32,7 @@ from fullbore.runtime.wire import (
     views,
 )
 
-INLINE, LARGE, LAYOUT, NEW_SEGMENT, OLD_SEGMENT, CREDIT, ABORT, BYE = range(8)
+INLINE, LARGE, LAYOUT, NEW_SEGMENT, OLD_SEGMENT, CREDIT, ABORT, BYE, PAGE = range(9)
 """What a packet is."""
 
 NOTHING, SOMETHING, PACKET = range(3)
@@ -90,6 +90,7 @@ class Link(ABC):
         generation: counts resets. What a peer sent before its reset is dropped.
         peer_generation: the generation of the peer's latest packet.
         aborted: rank and reason of a failure that the peer told.
+        page: where the peer writes its progress, encoded, if it told.
         gone: the peer's process has ended or closed the connection.
         closed: ... on purpose.
     """
@@ -103,6 +104,7 @@ class Link(ABC):
         self.sent = self.acknowledged = self.posted = self._reported = 0
         self.generation = self.peer_generation = self._ahead = 0
         self.aborted: tuple[int, str] | None = None
+        self.page: bytes | None = None
         self.gone = self.closed = False
         self._returned: deque[int] = deque()
         self._describe, self._numbers = Describer(), LayoutNumbers()
@@ -174,6 +176,10 @@ class Link(ABC):
         self.acknowledged = self._ahead if self.peer_generation == generation else 0
         self.aborted = None
         self._credit()  # or a peer that has reset less often would not know
+
+    def introduce(self, page: bytes) -> None:
+        """Tell the peer where this rank writes its progress."""
+        self._put_if_possible(self._packet(PAGE, body=page))
 
     def leave(self) -> None:
         """Say goodbye: nothing will be sent any more."""
@@ -251,6 +257,8 @@ class Link(ABC):
                 self._incoming[number] = self._learn(decode(text))
         elif kind == ABORT and self.peer_generation >= self.generation:
             self.aborted = number, body.decode(errors="replace")
+        elif kind == PAGE:
+            self.page = body
         elif kind == BYE:
             self.closed = True
 

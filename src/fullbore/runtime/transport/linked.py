@@ -12,7 +12,18 @@ from collections.abc import Collection, Iterable
 from fullbore.errors import ParameterError, PeerFailed, TransportError, TransportTimeout
 from fullbore.runtime.transport.base import Edge, Inbox, describe_tag
 from fullbore.runtime.transport.link import DONT_WAIT, Link, LinkLost
+from fullbore.runtime.transport.position import (
+    NOWHERE,
+    WAITS_FOR,
+    Address,
+    Onlooker,
+    Page,
+    Position,
+)
 from fullbore.runtime.tree import Tree
+
+TICK = 0.5
+"""Seconds after which a rank that waits looks around."""
 
 MAX_TIMEOUT = 1_000_000
 """Seconds; the system's calls count no further than some weeks."""
@@ -47,10 +58,12 @@ class LinkedTransport:
         self._by_file: dict[int, Link] = {}
         self._poll = select.poll()
         self._inboxes: dict[Edge, Inbox] = {}
-        self._deadline: float | None = None
+        self._deadline = 0.0  # once a wait has begun in earnest
         self._flags: int = DONT_WAIT
         self._generation = 0
-        self._failure: str | None = None
+        self._failure: TransportError | None = None
+        self._page, self._onlooker = Page(), Onlooker()
+        self.progress = self._page.progress
         _forget_in_forks(self)
 
     @property
@@ -90,9 +103,9 @@ class LinkedTransport:
         def fetch() -> tuple[int, Tree]:
             if not link.arrived:
                 self._await_message(link, tag)
-            generation, got, value = link.arrived.popleft()
-            if generation != self._generation:
-                raise self._fail(link)
+            if link.arrived[0][0] != self._generation:
+                raise self._fail(link)  # the message is for the run after the failure: it stays
+            _, got, value = link.arrived.popleft()
             return got, value
 
         return self._inboxes[edge].take(tag, fetch)
@@ -113,7 +126,7 @@ class LinkedTransport:
     def abort(self, reason: str) -> None:
         """Tell all ranks that this one failed; if it failed because of another, they know."""
         if self._failure is None:
-            self._spread(self._rank, reason)
+            self._spread(self._rank, reason, is_first=True)
 
     def reset(self) -> None:
         """Start a new generation: what was sent before will be dropped. All ranks agree on its
@@ -130,6 +143,7 @@ class LinkedTransport:
                     f"rank {link.peer} is gone; this group of ranks cannot go on, start it again"
                 )
         self._failure = None
+        self.progress[WAITS_FOR] = NOWHERE
         latest = max((link.peer_generation for link in self._links.values()), default=0)
         self._generation = max(self._generation + 1, latest)
         for link in self._links.values():
@@ -143,7 +157,21 @@ class LinkedTransport:
             link.leave()
         self._forget()
 
+    def positions(self) -> dict[int, Position]:
+        """Where the other ranks are; see ``Transport.positions``."""
+        for link in self._links.values():
+            while not link.gone and link.read():
+                pass
+        return self._look()
+
+    def _look(self) -> dict[int, Position]:
+        for link in self._links.values():
+            if link.page is not None:
+                self._onlooker.addresses[link.peer], link.page = Address.decode(link.page), None
+        return self._onlooker.look()
+
     def _adopt(self, links: Iterable[Link]) -> None:
+        self._poll, self._flags = select.poll(), DONT_WAIT
         self._links = {link.peer: link for link in links}
         self._by_file = {link.fileno(): link for link in self._links.values()}
         for file in self._by_file:
@@ -152,28 +180,38 @@ class LinkedTransport:
             # There is nothing else to watch, so that the one call may wait.
             self._flags = 0
             for link in self._links.values():
-                link.set_patience(self._timeout)
+                link.set_patience(min(TICK, self._timeout))
 
     def _open(self, edges: Collection[Edge]) -> None:
         self._inboxes = {edge: Inbox(edge) for edge in edges if edge[1] == self._rank}
+        # Another object each time: whoever has the one before knows that it is not served any more.
+        self.progress = self._page.renew()
 
     def _forget(self) -> None:
+        self._drop_links()
+        self._page.close()
+
+    def _drop_links(self) -> None:
         for link in self._links.values():
             link.close()
         self._links, self._by_file = {}, {}
         self._inboxes.clear()
 
     def _await_message(self, link: Link, tag: int) -> None:
-        self._deadline = None
+        self._deadline = 0.0
         while not link.arrived:
             if not self._advance(link):
                 raise self._late(link, f"to send the message for {describe_tag(tag)}")
+        if self._deadline:
+            self.progress[WAITS_FOR] = NOWHERE
 
     def _await_post(self, link: Link, tag: int) -> None:
-        self._deadline = None
+        self._deadline = 0.0
         while link.sent - link.acknowledged >= self._max_ahead:
             if not self._advance(link):
                 raise self._late(link, f"to post the receive {describe_tag(tag)}")
+        if self._deadline:
+            self.progress[WAITS_FOR] = NOWHERE
 
     def _advance(self, link: Link) -> bool:
         """Take in something that may be what is waited for; False when time is up."""
@@ -181,16 +219,32 @@ class LinkedTransport:
             raise self._fail(link)
         if link.read(self._flags):
             return True
-        if not self._flags:
-            return False  # that was all the time there is
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._timeout
-        return bool(self._take_in(self._deadline))
+        now = time.monotonic()
+        if not self._deadline:
+            # Where the link itself waits, it has done so.
+            self._deadline = now + self._timeout - (0 if self._flags else min(TICK, self._timeout))
+        if self._flags and self._take_in(min(self._deadline, now + TICK)):
+            return True
+        return self._look_around(link.peer, self._deadline)
+
+    def _look_around(self, peer: int, deadline: float) -> bool:
+        """Nothing came for a while: tell that this rank waits, and see what the others do. False
+        when time is up."""
+        self.progress[WAITS_FOR] = peer
+        self._check_news(waited=time.monotonic() - (deadline - self._timeout))
+        self._look()
+        return time.monotonic() < deadline
+
+    def _check_news(self, *, waited: float) -> None:
+        """Raise because of what was not heard through a link, after a wait of ``waited`` seconds;
+        for those who hear more."""
 
     def _late(self, link: Link, doing: str) -> TransportTimeout:
-        return TransportTimeout(
+        error = TransportTimeout(
             f"rank {self._rank} waited {self._timeout:g} s for rank {link.peer} {doing}"
         )
+        error.positions = self.positions()
+        return error
 
     def _is_hopeless(self, link: Link) -> bool:
         return bool(
@@ -222,8 +276,8 @@ class LinkedTransport:
         writable = False
         try:
             while not writable:
-                events = self._take_in(deadline)
-                if not events:
+                events = self._take_in(min(deadline, time.monotonic() + TICK))
+                if not events and not self._look_around(link.peer, deadline):
                     raise self._late(link, "to read what it was sent")
                 if link.gone:
                     raise self._fail(link)
@@ -231,19 +285,28 @@ class LinkedTransport:
                     file == link.fileno() and event & select.POLLOUT for file, event in events
                 )
             self._poll.modify(link.fileno(), select.POLLIN)
+            self.progress[WAITS_FOR] = NOWHERE
         finally:
             # Whatever ended the wait, a message may have been cut in the middle.
             link.gone = link.gone or not writable
 
-    def _fail(self, link: Link) -> PeerFailed:
+    def _fail(self, link: Link) -> TransportError:
         """What to raise because of ``link``; the other ranks are told."""
         if self._failure is None:
             rank, reason = link.aborted or (link.peer, _why_gone(link))
-            self._spread(rank, reason)
-        return PeerFailed(self._failure or "")
+            self._spread(rank, reason, is_first=link.aborted is None)
+        return self._again()
 
-    def _spread(self, rank: int, reason: str) -> None:
-        self._failure = f"rank {rank} failed: {reason}"
+    def _again(self) -> TransportError:
+        """The failure, to be raised once more."""
+        assert self._failure is not None
+        return type(self._failure)(self._failure.message)
+
+    def _spread(self, rank: int, reason: str, *, is_first: bool) -> None:
+        """Tell all ranks. ``is_first``: nobody but this rank can have told them."""
+        # A stall is nobody's failure; every rank names it by its name.
+        kind = TransportTimeout if reason.startswith(TransportTimeout.__name__) else PeerFailed
+        self._failure = kind(f"rank {rank} failed: {reason}")
         for link in self._links.values():
             if link.peer != rank and not link.gone:
                 link.abort(rank, reason)

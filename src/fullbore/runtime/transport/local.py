@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from fullbore.errors import TransportError
 from fullbore.runtime.transport.base import Edge, Inbox, describe_tag
+from fullbore.runtime.transport.position import Position, Progress, fresh_progress
 from fullbore.runtime.tree import Tree, detach
 
 
@@ -19,6 +20,7 @@ class LocalTransport:
         self._num_ranks = 0
         self._inboxes: dict[Edge, Inbox] = {}
         self._queues: dict[Edge, deque[tuple[int, Tree]]] = {}
+        self.progress: Progress = fresh_progress()
 
     @property
     def ranks(self) -> range:
@@ -28,6 +30,7 @@ class LocalTransport:
     def connect(self, num_ranks: int, edges: Collection[Edge]) -> None:
         """Make the channels."""
         self._num_ranks = num_ranks
+        self.progress = fresh_progress()
         self._inboxes = {edge: Inbox(edge) for edge in edges}
         self._queues = {edge: deque() for edge in edges}
 
@@ -55,6 +58,10 @@ class LocalTransport:
             return queue.popleft()
 
         return self._inboxes[edge].take(tag, fetch)
+
+    def positions(self) -> dict[int, Position]:
+        """There are no others."""
+        return {}
 
     def watch(self, seconds: float) -> None:
         """Wait; there is nobody else to fail."""

@@ -13,17 +13,21 @@ from collections.abc import Collection
 
 import torch.distributed as dist
 
-from fullbore.errors import ParameterError
+from fullbore.errors import ParameterError, TransportError
 from fullbore.runtime.transport.base import Edge
 from fullbore.runtime.transport.link import LinkLost
 from fullbore.runtime.transport.linked import LinkedTransport, check_size
+from fullbore.runtime.transport.lookout import Log, Lookout, News
 from fullbore.runtime.transport.p2p_device import DeviceChannel, Later, device_backend
 from fullbore.runtime.transport.p2p_link import StreamLink
-from fullbore.runtime.transport.p2p_rendezvous import connect_all
+from fullbore.runtime.transport.p2p_rendezvous import connect_all, open_store
+from fullbore.runtime.transport.position import Position
 from fullbore.runtime.tree import Tree
 
 _TICK = 0.001
 _LINGER = 2.0
+_LOST_SECONDS = 5.0
+"""A rank may go on without the store, but not wait for long: nobody could tell it of a failure."""
 
 
 class P2PTransport(LinkedTransport):
@@ -56,6 +60,8 @@ class P2PTransport(LinkedTransport):
         super().__init__(rank, timeout=timeout, max_ahead=max_ahead)
         self._group = group
         self._streams: list[StreamLink] = []
+        self._lookout: Lookout | None = None
+        self._done_elsewhere = 0
         self._device: DeviceChannel | None = None
 
     def connect(self, num_ranks: int, edges: Collection[Edge]) -> None:
@@ -64,14 +70,29 @@ class P2PTransport(LinkedTransport):
         Raises:
             TransportError: the group has another number of ranks, or one cannot be reached.
         """
-        check_size(num_ranks, dist.get_world_size(self._group))
+        size = dist.get_world_size(self._group)
+        check_size(num_ranks, size)
+        self._end()  # of the pipeline before
+        self._generation, self._failure = 0, None
         peers = {rank for edge in edges if self._rank in edge for rank in edge} - {self._rank}
-        sockets = connect_all(self._group, peers, timeout=self._timeout)
+        store, world = open_store(self._group)
+        sockets, self._onlooker.addresses = connect_all(
+            self._group, peers, timeout=self._timeout, store=store, page=self._page.address
+        )
         if device_backend(self._group) is not None:
             self._device = DeviceChannel(self._group, edges)
         self._streams = [StreamLink(peer, sock, self._device) for peer, sock in sockets.items()]
         self._adopt(self._streams)
         self._open(edges)
+        self._lookout = Lookout(
+            store,
+            self._rank,
+            size,
+            progress=self.progress,
+            files={link.peer: link.fileno() for link in self._streams},
+            world=Log(world),
+            name=f"global ranks {dist.get_process_group_ranks(self._group)}",
+        )
 
     def recv(self, edge: Edge, tag: int) -> Tree:
         """The message ``tag``; see ``Transport.recv``. Tensors of other devices can be used on the
@@ -98,16 +119,73 @@ class P2PTransport(LinkedTransport):
                 raise self._fail(link) from None
         if self._device is not None:
             self._device.flush()
+        if self._lookout is not None:
+            self._done_elsewhere = len(self._lookout.elsewhere)  # the run was not disturbed
+
+    def watch(self, seconds: float) -> None:
+        """See ``Transport.watch``; a failure in another pipeline of the world ends the wait too,
+        as what is waited for may never come."""
+        super().watch(seconds)
+        self._check_news(waited=0.0)
+        if self._lookout is not None and len(self._lookout.elsewhere) > self._done_elsewhere:
+            self._spread(self._rank, self._lookout.elsewhere[self._done_elsewhere], is_first=True)
+            raise self._again()
+
+    def reset(self) -> None:
+        """See ``Transport.reset``."""
+        news = self._lookout.news if self._lookout is not None else None
+        if news is not None:
+            self._generation = max(self._generation, news.generation)
+        super().reset()
+        if self._lookout is not None:
+            self._lookout.generation = self._generation
+
+    def positions(self) -> dict[int, Position]:
+        """See ``Transport.positions``."""
+        seen = super().positions()
+        size = dist.get_world_size(self._group)
+        if self._lookout is None or len(seen) == size - 1:
+            return seen
+        return self._lookout.ask() | seen
+
+    def _spread(self, rank: int, reason: str, *, is_first: bool) -> None:
+        super()._spread(rank, reason, is_first=is_first)
+        if is_first and self._lookout is not None:
+            self._lookout.tell(News(self._generation, rank, reason))
+
+    def _check_news(self, *, waited: float) -> None:
+        lookout = self._lookout
+        if lookout is None:
+            return
+        news = lookout.news
+        if news is not None and news.generation >= self._generation:
+            self._spread(news.rank, news.reason, is_first=False)
+            raise self._again()
+        if lookout.lost is not None and not lookout.left and waited > _LOST_SECONDS:
+            raise TransportError(
+                f"the store of the process group is lost ({lookout.lost}): the process that hosts "
+                "it (rank 0's, torchrun's or the launcher's) is gone, and what became of the other "
+                "ranks cannot be known; start all ranks again"
+            )
 
     def close(self) -> None:
         """Say goodbye to the other ranks, and give them a moment to do so. Received tensors stay
         valid. The group is left as it is."""
+        self._end()
+        self._page.close()
+
+    def _end(self) -> None:
+        if self._lookout is not None:
+            self._lookout.leave()
+            self._lookout.close()
+            self._lookout = None
         for link in self._streams:
             link.leave()
         deadline = time.monotonic() + _LINGER
         for link in self._streams:
             link.linger(deadline)
         self._streams = []
-        self._forget()
+        self._drop_links()
         if self._device is not None:
             self._device.close()
+            self._device = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import pickle
 import secrets
 import socket
 import struct
@@ -14,8 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import distributed_c10d
 
-from fullbore.errors import TransportError
+from fullbore.errors import TransportError, TransportTimeout
+from fullbore.runtime.transport.position import Address
 
 _DIAL_SECONDS = 5.0
 _KEY_BYTES = 32
@@ -28,25 +32,52 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class _Contact:
-    """Where a rank listens, and what it wants to be told by those that connect."""
+    """Where a rank listens, what it wants to be told by those that connect, where it writes its
+    progress, and whom it exchanges messages with."""
 
     machine: str
     addresses: tuple[str, ...]
     port: int
     key: bytes
+    page: bytes = b""
+    peers: tuple[int, ...] = ()
+
+
+def open_store(group: dist.ProcessGroup | None) -> tuple[Store, Store]:
+    """A part of the default store for the next pipeline of ``group``, and one for the whole world.
+    Both have a connection of their own. Called by all ranks of the group."""
+    store = distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined] # not in torch's stubs
+    name = distributed_c10d._get_process_group_name(group or distributed_c10d._get_default_group())
+    mine = PrefixStore(f"fullbore/{name}", store)
+    # All ranks count alike, as all make the same pipelines.
+    number = mine.add(f"pipelines/{dist.get_rank(group)}", 1)
+    return PrefixStore(f"{number}", mine), PrefixStore("fullbore/failures", store)
 
 
 def connect_all(
-    group: dist.ProcessGroup | None, peers: Collection[int], *, timeout: float
-) -> dict[int, socket.socket]:
-    """A connected stream socket for each of ``peers``, by rank in ``group``. Called by all ranks of
-    the group together; if a rank names a peer, that one names it too.
+    group: dist.ProcessGroup | None,
+    peers: Collection[int],
+    *,
+    timeout: float,
+    store: Store,
+    page: Address | None,
+) -> tuple[dict[int, socket.socket], dict[int, Address]]:
+    """A connected stream socket for each of ``peers``, by rank in ``group``, and where the ranks on
+    this host write their progress. Called by all ranks of the group together.
+
+    Args:
+        group: the ranks.
+        peers: those that this rank exchanges messages with.
+        timeout: seconds.
+        store: a part that this call alone uses.
+        page: where this rank writes its progress.
 
     The network interface is the one that ``GLOO_SOCKET_IFNAME`` names, as for gloo, else any by
     which ``MASTER_ADDR`` or this host's name is reached.
 
     Raises:
-        TransportError: a peer could not be reached in ``timeout`` seconds.
+        TransportError: a peer could not be reached in ``timeout`` seconds, or does not count this
+            rank among its own.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     named = _named_addresses()
@@ -56,10 +87,44 @@ def connect_all(
             addresses=tuple(dict.fromkeys(named or _guessed_addresses())),
             port=server.getsockname()[1],
             key=secrets.token_bytes(_KEY_BYTES),
+            page=b"" if page is None else page.encode(),
+            peers=tuple(sorted(peers)),
         )
-        contacts: list[_Contact] = [own] * size
-        dist.all_gather_object(contacts, own, group=group)
-        return _connect(server, rank, contacts, peers=peers, timeout=timeout)
+        contacts = _exchange(own, rank, size, store=store, timeout=timeout)
+        for other, contact in enumerate(contacts):
+            if (rank in contact.peers) != (other in peers):
+                raise TransportError(
+                    f"the ranks do not run the same schedule: rank {rank} exchanges messages with "
+                    f"ranks {own.peers}, rank {other} with ranks {contact.peers}"
+                )
+        sockets = _connect(server, rank, contacts, peers=peers, timeout=timeout)
+    pages = {
+        other: Address.decode(contact.page)
+        for other, contact in enumerate(contacts)
+        if contact.page and contact.machine == own.machine and other != rank
+    }
+    return sockets, pages
+
+
+def _exchange(
+    own: _Contact, rank: int, size: int, *, store: Store, timeout: float
+) -> list[_Contact]:
+    """Every rank's contact. A collective of the group would do it too, but nothing could end that:
+    a rank that never calls it would hold up all."""
+    store.set(f"contact/{rank}", pickle.dumps(own).hex())
+    keys = [f"contact/{other}" for other in range(size)]
+    deadline = time.monotonic() + timeout
+    pause = 0.001
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            missing = [str(r) for r, key in enumerate(keys) if not store.check([key])]
+            raise TransportTimeout(
+                f"rank {rank} waited {timeout:g} s for rank(s) {', '.join(missing)} to make a "
+                "pipeline"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return [pickle.loads(bytes.fromhex(store.get(key).decode())) for key in keys]
 
 
 def _connect(

@@ -74,3 +74,6 @@ class SharedMemoryTransport(LinkedTransport):
         """
         check_size(num_ranks, len(self._links) + 1)
         self._open(edges)
+        if self._page.address is not None:
+            for link in self._links.values():
+                link.introduce(self._page.address.encode())
