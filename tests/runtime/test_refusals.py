@@ -98,6 +98,72 @@ def test_a_batch_without_tensors_weighs_its_microbatches_the_same() -> None:
     assert_gradients(modules, wanted.gradients, pipe.schedule)
 
 
+class Counting(nn.Module):
+    """Hands on how often it ran: the buffer itself, or a copy."""
+
+    def __init__(self, *, copies: bool) -> None:
+        super().__init__()
+        self.linear, self.copies = nn.Linear(WIDTH, WIDTH), copies
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor, count: Tensor | None = None) -> Any:
+        own = self.get_buffer("count").add_(1)
+        out = self.linear(x).tanh()
+        return (out if count is None else out * count), (own.clone() if self.copies else own)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "gpipe"])
+def test_what_was_returned_must_not_change_before_it_is_used(name: str) -> None:
+    plan, (x, y) = schedule(name), batch()
+    *modules, last = [Counting(copies=True) for _ in range(plan.num_stages)]
+    wanted = reference(
+        [*modules, Takes(last)],
+        [(p,) for p in x.tensor_split(4)],
+        y.tensor_split(4),
+        weights=[0.25] * 4,
+    )
+    local_pipeline([*modules, Takes(last)], plan).step(x, target=y)
+    assert_gradients([*modules, Takes(last)], wanted.gradients, plan)
+    for module in modules:
+        module.copies = False
+    for run in ("step", "eval"):
+        pipe = local_pipeline([*modules, Takes(last)], plan)
+        with pytest.raises(ParameterError, match=r"changed in place before.*clone\(\)"):
+            getattr(pipe, run)(x, target=y)
+
+
+class Takes(nn.Module):
+    """The first output of another module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Tensor) -> Tensor:
+        out: Tensor = self.module(*args)[0]
+        return out
+
+
+def test_a_hook_that_changes_the_gradient_of_a_loss_changes_that_one_only() -> None:
+    """The weight of a microbatch's loss is kept from step to step."""
+
+    class Loss(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            loss = super().forward(x).square().mean()
+            loss.register_hook(lambda gradient: gradient.mul_(0.5))
+            return loss
+
+    plan, (x, y) = schedule(), batch()
+    modules = [*linear_tanh(1), Loss(WIDTH, WIDTH)]
+    pipe = local_pipeline(modules, plan, loss_fn=lambda o, t: o)
+    parts = [(p,) for p in x.tensor_split(4)]
+    wanted = reference(
+        modules, parts, y.tensor_split(4), weights=[0.25] * 4, loss_fn=lambda o, t: o
+    )
+    pipe.step(x, target=y)
+    assert_gradients(modules, wanted.gradients, plan)
+
+
 def test_losses_none_of_which_leads_to_a_parameter_are_refused() -> None:
     x, y = batch()
     pipe = local_pipeline(linear_tanh(2), schedule(), loss_fn=lambda o, t: mse(o, t).detach())

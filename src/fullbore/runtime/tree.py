@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,6 +65,36 @@ def detach(tree: Tree) -> Tree:
 
 def _cut(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+class Handed(NamedTuple):
+    """What a stage returned, on its way by reference, and what PyTorch counted of changes to it."""
+
+    value: Tree
+    versions: list[int]
+
+    @classmethod
+    def of(cls, tree: Tree) -> Handed:
+        """``tree`` as it is now."""
+        return cls(tree, _versions(tree))
+
+    def take(self) -> Tree:
+        """The value.
+
+        Raises:
+            ParameterError: it was changed in place since.
+        """
+        if _versions(self.value) != self.versions:
+            raise ParameterError(
+                "a tensor that a stage returned was changed in place before it was used or sent; "
+                "the stage must return a copy (clone()) of what it changes later"
+            )
+        return self.value
+
+
+def _versions(tree: Tree) -> list[int]:
+    # Tensors made in inference mode are not counted.
+    return [t._version for t in tensors(tree) if not t.is_inference()]
 
 
 def without_graph(tree: Tree) -> Tree:

@@ -11,7 +11,7 @@ from fullbore.ir import Kind, Schedule
 from fullbore.runtime.backward import Root
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport.base import Edge
-from fullbore.runtime.tree import Tree
+from fullbore.runtime.tree import Handed, Tree
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -91,9 +91,9 @@ class Unit:
         self.previous: Unit | None = None
         self.following: Unit | None = None
         self.tag_f = self.tag_b = 0
-        self.inputs: dict[int, Tree] = {}
+        self.inputs: dict[int, Handed] = {}
         self.gradients: dict[int, Gradients] = {}
-        self.outgoing: dict[int, Tree] = {}
+        self.outgoing: dict[int, Handed] = {}
         self.returning: dict[int, Gradients] = {}
         self.records: dict[int, Record] = {}
 

@@ -29,6 +29,7 @@ from fullbore.runtime.sharding import Sharding
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport.base import Transport, make_tag
 from fullbore.runtime.tree import (
+    Handed,
     Tree,
     boundary_tensors,
     detach,
@@ -132,7 +133,7 @@ class StageWorker:
         unit = self._units[stage]
         assert unit.below is not None
         tag = make_tag(self._current.epoch, stage + 1, microbatch, backward=False)
-        self._transport.send(unit.below, tag, unit.outgoing.pop(microbatch))
+        self._transport.send(unit.below, tag, unit.outgoing.pop(microbatch).take())
 
     def recv_forward(self, stage: int, microbatch: int) -> None:
         """RECV_F: post the receive; F waits for it."""
@@ -260,7 +261,7 @@ class StageWorker:
                 value = first_input(unit, record, value)
         else:
             if unit.above is None:
-                value = unit.inputs.pop(microbatch)
+                value = unit.inputs.pop(microbatch).take()
             else:
                 value = self._transport.recv(unit.above, unit.tag_f + 2 * microbatch)
             if run.weights is not None:
@@ -282,9 +283,9 @@ class StageWorker:
         record.args, record.output = (), MISSING
         found = self._finish_forward(run, record, output) if unit.last else boundary_tensors(output)
         if unit.following is not None:
-            unit.following.inputs[record.microbatch] = detach(output)
+            unit.following.inputs[record.microbatch] = Handed.of(detach(output))
         elif not unit.last:
-            unit.outgoing[record.microbatch] = output
+            unit.outgoing[record.microbatch] = Handed.of(output)
         if run.weights is None:
             return
         # Once it is sent, backward needs of an output only its place in the graph.
@@ -357,7 +358,7 @@ class StageWorker:
         assert isinstance(loss, Tensor)
         key = (weights[record.microbatch], loss.dtype, loss.device)
         weight = self._unit_weights.get(key)
-        if weight is None:
+        if weight is None or weight._version:  # a hook of the user's may have changed it
             if len(self._unit_weights) >= _MAX_WEIGHTS:
                 self._unit_weights.clear()
             weight = torch.tensor(key[0], dtype=key[1], device=key[2])

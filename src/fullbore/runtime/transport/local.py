@@ -9,7 +9,7 @@ from collections.abc import Collection
 from fullbore.errors import TransportError
 from fullbore.runtime.transport.base import Edge, Inbox, describe_tag
 from fullbore.runtime.transport.position import Position, Progress, fresh_progress
-from fullbore.runtime.tree import Tree, detach
+from fullbore.runtime.tree import Handed, Tree, detach
 
 
 class LocalTransport:
@@ -19,7 +19,7 @@ class LocalTransport:
     def __init__(self) -> None:
         self._num_ranks = 0
         self._inboxes: dict[Edge, Inbox] = {}
-        self._queues: dict[Edge, deque[tuple[int, Tree]]] = {}
+        self._queues: dict[Edge, deque[tuple[int, Handed]]] = {}
         self.progress: Progress = fresh_progress()
 
     @property
@@ -36,7 +36,7 @@ class LocalTransport:
 
     def send(self, edge: Edge, tag: int, value: Tree) -> None:
         """Hand over ``value``, cut from its graph; the memory is shared."""
-        self._queues[edge].append((tag, detach(value)))
+        self._queues[edge].append((tag, Handed.of(detach(value))))
 
     def post(self, edge: Edge, tag: int) -> None:
         """Note that ``tag`` comes next."""
@@ -47,17 +47,19 @@ class LocalTransport:
 
         Raises:
             TransportError: it was not sent yet.
+            ParameterError: its sender has changed it in place since.
         """
         queue = self._queues[edge]
 
-        def fetch() -> tuple[int, Tree]:
+        def fetch() -> tuple[int, Handed]:
             if not queue:
                 raise TransportError(
                     f"rank {edge[0]} has not sent the message for {describe_tag(tag)}"
                 )
             return queue.popleft()
 
-        return self._inboxes[edge].take(tag, fetch)
+        handed: Handed = self._inboxes[edge].take(tag, fetch)
+        return handed.take()
 
     def positions(self) -> dict[int, Position]:
         """There are no others."""
