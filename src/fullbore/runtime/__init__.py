@@ -7,6 +7,7 @@ from fullbore.errors import MissingExtra
 if find_spec("torch") is None:
     raise MissingExtra("fullbore.runtime needs torch: pip install 'fullbore[torch]'")
 
+from fullbore.runtime.checkpoint import load_checkpoint, save_checkpoint
 from fullbore.runtime.clip import clip_grad_norm_
 from fullbore.runtime.custom import ActionContext, CustomFunction
 from fullbore.runtime.grad_scaler import GradScaler
@@ -39,4 +40,6 @@ __all__ = [
     "GradScaler",
     "seeded",
     "microbatch_seed",
+    "save_checkpoint",
+    "load_checkpoint",
 ]

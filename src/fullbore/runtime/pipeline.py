@@ -18,8 +18,10 @@ from fullbore.runtime.agreement import compare_schedules
 from fullbore.runtime.collective import Gathering, with_returns
 from fullbore.runtime.compute import scaled
 from fullbore.runtime.custom import CUSTOMIZABLE, CustomFunction, LossFn, Run
+from fullbore.runtime.evaluation import evaluating
 from fullbore.runtime.microbatch import Batch, Spec, Specs, presplit_batch, split_batch
 from fullbore.runtime.output import StepOutput
+from fullbore.runtime.placing import place
 from fullbore.runtime.program import Program, edges
 from fullbore.runtime.sharding import StageShardings, lower_for
 from fullbore.runtime.stage import Stage
@@ -87,7 +89,7 @@ class Pipeline:
         self._running = False
         self._broken: str | None = None
         try:
-            self._stages = self._place(given)
+            self._stages = place(given, lowered, transport.ranks)
             self._shardings = StageShardings(self._stages, transport.watch)
             self.tied.bind(self._stages)
             if len(transport.ranks) < lowered.num_ranks:
@@ -95,6 +97,16 @@ class Pipeline:
         except BaseException as error:
             transport.abort(_describe(error))
             raise
+
+    @property
+    def stages(self) -> Mapping[int, Stage]:
+        """The stages of this process, by index."""
+        return self._stages
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that this process plays."""
+        return tuple(self._transport.ranks)
 
     @property
     def has_first(self) -> bool:

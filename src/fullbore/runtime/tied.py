@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from fullbore.errors import ParameterError
 from fullbore.ir import Placement
+from fullbore.runtime.checksum import checksum, local_part
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport.base import GATHER_STAGE, Edge, Transport, make_tag
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -147,7 +146,7 @@ class TiedParameters:
         epoch, transport = call
         group = self._groups[index]
         ours = _add([p.grad for p in own])
-        checks = [_checksum(p) for p in own]
+        checks = [checksum(p) for p in own]
         parts = dict.fromkeys(transport.ranks, ours)
         others = sorted({holder.rank for holder in group} - set(transport.ranks))
         tag = make_tag(epoch, GATHER_STAGE, index, backward=True)
@@ -182,13 +181,8 @@ def _parse(group: Sequence[str], placement: Placement) -> Iterator[_Holder]:
 
 
 def _add(parts: Sequence[Tensor | None]) -> Tensor | None:
-    found = [_local(part) for part in parts if part is not None]
+    found = [local_part(part) for part in parts if part is not None]
     return reduce(torch.add, found) if found else None
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """A DTensor's part on this rank: copies are sharded alike."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _like(total: Tensor, parameter: Tensor) -> Tensor:
@@ -206,13 +200,3 @@ def _like(total: Tensor, parameter: Tensor) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-
-
-def _checksum(parameter: Tensor) -> Tensor:
-    """Shape and contents as a few integers, the same wherever they are computed."""
-    with torch.no_grad():
-        whole = _local(parameter.detach()).contiguous().reshape(-1)
-        size = torch.tensor([*parameter.shape], device=whole.device)
-        real = torch.view_as_real(whole).reshape(-1) if whole.is_complex() else whole
-        bits = real.view(_INTEGERS[real.element_size()])
-        return torch.cat([size, bits.sum(dtype=torch.int64).reshape(1)])
