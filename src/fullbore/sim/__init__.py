@@ -6,6 +6,8 @@ from fullbore.sim.engine import UNIT_COSTS, simulate, unit_timeline
 from fullbore.sim.files import dump_costs, load_costs, save_costs
 from fullbore.sim.memory import Level, memory_over_time
 from fullbore.sim.metrics import Idle, Metrics, Peak, measure
+from fullbore.sim.profile import Profile, Sample, Spent, spent
+from fullbore.sim.profile_files import load_profile, load_torch_traces, save_profile
 from fullbore.sim.timeline import Slot, Timeline, Transfer
 
 __all__ = [
@@ -17,7 +19,10 @@ __all__ = [
     "Level",
     "Metrics",
     "Peak",
+    "Profile",
+    "Sample",
     "Slot",
+    "Spent",
     "Table",
     "TableCosts",
     "Timeline",
@@ -25,10 +30,14 @@ __all__ = [
     "UniformCosts",
     "dump_costs",
     "load_costs",
+    "load_profile",
+    "load_torch_traces",
     "measure",
     "memory_over_time",
     "parse_costs",
     "save_costs",
+    "save_profile",
     "simulate",
+    "spent",
     "unit_timeline",
 ]
