@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from fullbore.errors import ExecutionError, ParameterError, TransportError
 from fullbore.ir import KINDS, Kind, Schedule
@@ -29,7 +28,6 @@ from fullbore.runtime.tied import TiedParameters
 from fullbore.runtime.transport.base import Transport
 from fullbore.runtime.tree import Tree, tensors
 from fullbore.runtime.worker import StageWorker
-from fullbore.verify import check_local_stages
 
 
 class Pipeline:
@@ -187,7 +185,7 @@ class Pipeline:
         of ``step``; ``keep_mode`` leaves the modules' mode as it is.
         """
         modules = [] if keep_mode else [stage.module for stage in self._stages.values()]
-        with self._attempt(training=False) as epoch, _evaluating(modules), torch.no_grad():
+        with self._attempt(training=False) as epoch, evaluating(modules), torch.no_grad():
             batch = self._batch(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
             loss_fn = self._loss_fn if self.has_last and batch.targets is not None else None
             weights = self._weights(batch, None, is_used=loss_fn is not None)
@@ -288,29 +286,6 @@ class Pipeline:
                     "a part; pass it to the first stage and from stage to stage, or detach() it"
                 )
 
-    def _place(self, stages: Sequence[Stage]) -> dict[int, Stage]:
-        for stage in stages:
-            kind: type = type(stage)
-            if not issubclass(kind, Stage):
-                raise ParameterError(
-                    f"the stages must be Stage objects, got a {kind.__qualname__}; wrap each "
-                    "module: Stage(module, index, num_stages)"
-                )
-        placed = {stage.index: stage for stage in stages}
-        if len(placed) != len(stages):
-            raise ParameterError(f"a stage index is given twice: {[s.index for s in stages]}")
-        num_stages = self.schedule.num_stages
-        wrong = next((s for s in stages if s.num_stages != num_stages), None)
-        if wrong is not None:
-            raise ParameterError(f"{wrong} in a schedule of {num_stages} stages")
-        ranks = self._transport.ranks
-        placement = self.schedule.placement
-        for rank in ranks:
-            own = [s for s in placed if placement.ranks[s] == rank]
-            held = own if len(ranks) > 1 else list(placed)
-            check_local_stages(self.schedule, rank, held)
-        return dict(sorted(placed.items()))
-
     def _batch(
         self,
         args: tuple[Tree, ...],
@@ -387,19 +362,3 @@ class Pipeline:
 def _describe(error: BaseException) -> str:
     notes = "; ".join(getattr(error, "__notes__", ()))
     return f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
-
-
-@contextmanager
-def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Evaluation mode for a while; every submodule gets its own flag back."""
-    flags = [(part, part.training) for module in modules for part in module.modules()]
-    try:
-        for module in modules:
-            module.eval()
-        yield
-    finally:
-        # By the method, which a module may have made do more than set the flag; from the outside
-        # in, since it sets those of all submodules.
-        for part, training in flags:
-            if part.training != training:
-                part.train(training)
