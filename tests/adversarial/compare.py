@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from tests.reference import (
     WIDTH,
@@ -65,6 +67,35 @@ def assert_right(schedule: Schedule, *, branches: bool = False, more_rows: int =
     else:
         _compare(modules, pipe.step(x, target=y, return_outputs=True), wanted, pipe.schedule)
     _compare(modules, pipe.eval(x, target=y), wanted, pipe.schedule)
+
+
+def batches(schedule: Schedule) -> list[tuple[Tensor, Tensor]]:
+    """Two batches of other sizes."""
+    torch.manual_seed(1)
+    rows = [schedule.num_microbatches + more for more in (0, 3)]
+    return [(torch.randn(r, WIDTH), torch.randn(r, WIDTH)) for r in rows]
+
+
+def assert_gradients_right(
+    schedule: Schedule, found: Sequence[dict[int, dict[str, Tensor | None]]]
+) -> None:
+    """What the ranks have, by stage, after a step a batch equals what the plain loop has."""
+    modules, count = model(schedule.num_stages, branches=True), schedule.num_microbatches
+    for x, y in batches(schedule):
+        parts = x.tensor_split(count)
+        reference(
+            modules,
+            [(part,) for part in parts],
+            y.tensor_split(count),
+            weights=[len(part) / len(x) for part in parts],
+            on_copy=False,
+        )
+    stages = {stage: own for rank in found for stage, own in rank.items()}
+    assert sorted(stages) == list(range(schedule.num_stages))
+    for stage, module in enumerate(modules):
+        for name, parameter in module.named_parameters():
+            what = f"stage {stage} {name}"
+            assert_same(stages[stage][name], parameter.grad, exact=False, what=what)
 
 
 def _compare(modules: list[nn.Module], out: StepOutput, wanted: Result, plan: Schedule) -> None:

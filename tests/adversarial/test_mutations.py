@@ -9,17 +9,19 @@ from hypothesis import event, given, note
 from hypothesis import strategies as st
 from tests.adversarial.budget import budget
 from tests.adversarial.compare import assert_right
-from tests.adversarial.draws import CHANGES, lowered, overlapped, swap_neighbours, valid
+from tests.adversarial.draws import (
+    CHANGES,
+    is_valid,
+    lowered,
+    overlapped,
+    swap_neighbours,
+    valid,
+)
 
 from fullbore.errors import InvalidSchedule, ParameterError
-from fullbore.ir import Schedule
-from fullbore.verify import check, verify
+from fullbore.verify import check
 
 pytestmark = pytest.mark.torch
-
-
-def is_valid(schedule: Schedule) -> bool:
-    return all(finding.severity != "error" for finding in verify(schedule))
 
 
 @budget()
