@@ -16,7 +16,13 @@ from fullbore.passes.unshard import Lookahead
 from fullbore.runtime.agreement import compare_schedules
 from fullbore.runtime.collective import Gathering, with_returns
 from fullbore.runtime.compute import scaled
-from fullbore.runtime.custom import CUSTOMIZABLE, CustomFunction, LossFn, Run
+from fullbore.runtime.custom import (
+    CUSTOMIZABLE,
+    CustomFunction,
+    LossFn,
+    Run,
+    check_custom_only,
+)
 from fullbore.runtime.evaluation import evaluating
 from fullbore.runtime.microbatch import Batch, Spec, Specs, presplit_batch, split_batch
 from fullbore.runtime.output import StepOutput
@@ -48,6 +54,8 @@ class Pipeline:
             starts, where a COMPUTE schedule meets stages of ``fully_shard``; see ``InsertUnshard``.
         tied: groups of parameters of different stages that are one, by ``"STAGE.NAME"``, such as
             ``[("0.embedding.weight", "3.head.weight")]``; the same on all ranks.
+        backward_requires_autograd: False allows ``step`` where gradients are switched off, for
+            custom functions that compute all forwards and backwards without autograd.
 
     Raises:
         InvalidSchedule: the schedule is not valid.
@@ -70,6 +78,7 @@ class Pipeline:
         max_active_stages: int = 3,
         lookahead: Lookahead = None,
         tied: Sequence[Sequence[str]] = (),
+        backward_requires_autograd: bool = True,
     ) -> None:
         given = [stages] if isinstance(stages, Stage) else list(stages)
         lowered = lower_for(
@@ -83,6 +92,7 @@ class Pipeline:
         self._gathering = Gathering(channels, transport)
         self._programs: dict[bool, Program] = {}
         self._custom: dict[Kind, CustomFunction] = {}
+        self._requires_autograd = backward_requires_autograd
         self._epoch = 0
         self._running = False
         self._broken: str | None = None
@@ -241,6 +251,11 @@ class Pipeline:
         with self._attempt(training=False) as epoch, torch.no_grad():
             return self._gathering.run(value, epoch)
 
+    def abandon(self, error: BaseException) -> None:
+        """Tell the other ranks that this one, because of ``error``, takes no part in the step or
+        evaluation that they begin."""
+        self._fail(error)
+
     def close(self) -> None:
         """Release the transport."""
         self._transport.close()
@@ -269,9 +284,11 @@ class Pipeline:
         if self.schedule.forward_only:
             raise ParameterError("this schedule runs no backward; call eval()")
         if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-            raise ParameterError(
-                "step() computes gradients, which are switched off here; use eval()"
-            )
+            if self._requires_autograd or torch.is_inference_mode_enabled():
+                raise ParameterError(
+                    "step() computes gradients, which are switched off here; use eval()"
+                )
+            check_custom_only(self.schedule, self._transport.ranks, self._custom)
         if self._loss_fn is None:
             raise ParameterError("step() needs the loss_fn that Pipeline was not given")
         return self._loss_fn

@@ -105,3 +105,11 @@ def without_graph(tree: Tree) -> Tree:
 def is_differentiable(tensor: Tensor) -> bool:
     """Whether a gradient with respect to ``tensor`` can exist at all."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def ask_for_gradients(tree: Tree) -> None:
+    """Let every tensor that can have a gradient want one: where no graph is recorded, nothing else
+    says so."""
+    for tensor in tensors(tree):
+        if is_differentiable(tensor):
+            tensor.requires_grad_()

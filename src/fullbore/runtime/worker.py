@@ -31,6 +31,7 @@ from fullbore.runtime.transport.base import Transport, make_tag
 from fullbore.runtime.tree import (
     Handed,
     Tree,
+    ask_for_gradients,
     boundary_tensors,
     detach,
     tensors,
@@ -281,6 +282,8 @@ class StageWorker:
         """Give the stage's output to the next one; compute the loss after the last."""
         run, output = self._current, record.output
         record.args, record.output = (), MISSING
+        if run.weights is not None and not torch.is_grad_enabled():
+            ask_for_gradients(output)
         found = self._finish_forward(run, record, output) if unit.last else boundary_tensors(output)
         if unit.following is not None:
             unit.following.inputs[record.microbatch] = Handed.of(detach(output))
@@ -340,6 +343,8 @@ class StageWorker:
         if run.loss_fn is None or targets is None:
             return []
         loss = checked_loss(run.loss_fn(output, targets[microbatch], **run.loss_kwargs))
+        if run.weights is not None and not torch.is_grad_enabled():
+            ask_for_gradients(loss)
         # A copy: the loss may be a small view of something large, or change in place later.
         kept = loss.detach().clone()
         run.losses[microbatch] = kept if kept.dim() == 0 else kept.reshape(())
