@@ -1,6 +1,7 @@
 """The command as a whole: help, start-up, pipes."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from fullbore.errors import ExecutionError, FormatError, InvalidSchedule, Parame
 from fullbore.formats import save
 from fullbore.passes import lower
 from fullbore.schedules import build
-from fullbore.sim import TableCosts, save_costs
+from fullbore.sim import Profile, Sample, TableCosts, save_costs, save_profile
 
 COMMAND = [sys.executable, "-c", "from fullbore.cli import main; main(prog_name='fullbore')"]
 TORCH_FREE = [name for name in VERBS if name != "train"]
@@ -55,6 +56,18 @@ def test_a_verbs_help_begins_with_its_summary_and_has_examples(name: str):
     )
 
 
+def save_example_profiles() -> None:
+    ran = lower(build("1f1b", num_ranks=2, num_microbatches=8))
+    step = [[Sample(action, t, t, t + 1) for t, action in enumerate(p)] for p in ran.programs]
+    Path("out").mkdir()
+    save_profile(Profile(ran, (step,)), "out/profile.json")
+    for rank, program in enumerate(ran.programs):
+        events = [
+            {"ph": "X", "name": str(a), "ts": 10.0 * t, "dur": 8.0} for t, a in enumerate(program)
+        ]
+        Path(f"rank{rank}.json").write_text(json.dumps({"traceEvents": events}), "utf-8")
+
+
 @pytest.mark.parametrize("name", ["", *TORCH_FREE])
 def test_the_examples_in_the_help_work(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
@@ -62,6 +75,7 @@ def test_the_examples_in_the_help_work(name: str, tmp_path: Path, monkeypatch: p
     for file in ("mine.csv", "mine.json", "theirs.csv", "theirs.json"):
         save(schedule, file)
     save_costs(TableCosts(F=1, I=1, W=1), "costs.json")
+    save_example_profiles()
     for example in examples((command_of(name) if name else main).epilog):
         arguments = example.split()[1:]
         result = CliRunner().invoke(main, [argument.strip('"') for argument in arguments])

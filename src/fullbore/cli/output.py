@@ -59,7 +59,11 @@ def echo_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _is_number(cell: str) -> bool:
-    return cell[:1].isdigit()
+    try:
+        float(cell.rstrip("%"))
+    except ValueError:
+        return cell == "-"
+    return True
 
 
 def wants_color(choice: bool | None) -> bool:  # noqa: FBT001 - an option's value

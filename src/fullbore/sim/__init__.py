@@ -8,10 +8,12 @@ from fullbore.sim.memory import Level, memory_over_time
 from fullbore.sim.metrics import Idle, Metrics, Peak, measure
 from fullbore.sim.profile import Profile, Sample, Spent, spent
 from fullbore.sim.profile_files import load_profile, load_torch_traces, save_profile
+from fullbore.sim.report import ActionTimes, Report, report
 from fullbore.sim.timeline import Slot, Timeline, Transfer
 
 __all__ = [
     "UNIT_COSTS",
+    "ActionTimes",
     "Causes",
     "Costs",
     "Event",
@@ -20,6 +22,7 @@ __all__ = [
     "Metrics",
     "Peak",
     "Profile",
+    "Report",
     "Sample",
     "Slot",
     "Spent",
@@ -35,6 +38,7 @@ __all__ = [
     "measure",
     "memory_over_time",
     "parse_costs",
+    "report",
     "save_costs",
     "save_profile",
     "simulate",
