@@ -145,11 +145,11 @@ def test_an_execution_error_that_knows_is_believed():
         interpreter("2F0 2F0", Recorder(failure)).run()
 
 
-def test_an_interrupt_is_nobodys_fault():
+def test_an_interrupt_says_where_it_came():
     failure = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         interpreter("2F0 2F0", Recorder(failure)).run()
-    assert not hasattr(failure, "__notes__")
+    assert failure.__notes__ == ["rank 1, stage 2, action 2F0"]
 
 
 def schedule(text: str) -> Schedule:

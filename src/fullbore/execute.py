@@ -17,6 +17,16 @@ from fullbore.ir import Action, Kind
 Call = Callable[[], None]
 
 
+class Progress(Protocol):
+    """Where an interpreter writes what it is at."""
+
+    def __setitem__(self, index: int, mark: int, /) -> None:
+        """``progress[0] = mark``, before every action."""
+
+    def __getitem__(self, index: int, /) -> int:
+        """What was written last."""
+
+
 class Worker(Protocol):
     """What the interpreter asks of whoever does the work. A receive may return before the data is
     there: the compute that uses it waits."""
@@ -96,37 +106,51 @@ class Interpreter:
         actions: what to run, as ``(rank, action)``: one rank's program, or all ranks' programs
             interleaved in an order that respects the dependencies.
         worker: who does the work.
+        marks: a number for each action, all different; by default its place.
     """
 
-    def __init__(self, actions: Iterable[tuple[int, Action]], worker: Worker) -> None:
+    def __init__(
+        self,
+        actions: Iterable[tuple[int, Action]],
+        worker: Worker,
+        *,
+        marks: Sequence[int] | None = None,
+    ) -> None:
         self.actions = tuple(actions)
-        self._calls = [bind(action, worker) for _, action in self.actions]
+        self._marks = range(len(self.actions)) if marks is None else marks
+        calls = [bind(action, worker) for _, action in self.actions]
+        self._marked_calls = list(zip(self._marks, calls, strict=True))
 
     def run(
-        self, *, around: Callable[[Action], AbstractContextManager[object]] | None = None
+        self,
+        *,
+        around: Callable[[Action], AbstractContextManager[object]] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Run all actions, each inside ``around(action)`` if given (a profiler's label, say).
+        The mark of the current one stands in ``progress[0]``.
 
         Raises:
             ExecutionError: with rank, stage and action filled in where they were not known.
-            Exception: what the user's module raised, with a note that says where.
+            BaseException: what the user's module raised, with a note that says where.
         """
-        step = 0
+        progress = [0] if progress is None else progress
         try:
             if around is None:
-                for call in self._calls:
+                for mark, call in self._marked_calls:
+                    progress[0] = mark
                     call()
-                    step += 1
                 return
-            for (_, action), call in zip(self.actions, self._calls, strict=True):
+            for (_, action), (mark, call) in zip(self.actions, self._marked_calls, strict=True):
+                progress[0] = mark
                 with around(action):
                     call()
-                step += 1
-        except Exception as error:
-            self._mark(error, step)
+        except BaseException as error:
+            if progress[0] in self._marks:  # or it came before the first action
+                self._annotate(error, self._marks.index(progress[0]))
             raise
 
-    def _mark(self, error: Exception, step: int) -> None:
+    def _annotate(self, error: BaseException, step: int) -> None:
         rank, action = self.actions[step]
         stages = sorted({leaf.stage for leaf in action.leaves})
         if not isinstance(error, ExecutionError):

@@ -91,14 +91,19 @@ def step_and_eval(transport: Transport, rank: int) -> list[str]:
     plan, (x, y) = fb.build("1f1b", num_ranks=2, num_microbatches=4), batch()
     pipe = pipeline(transport, rank, plan, linear_tanh(2))
     first = outcome(lambda: pipe.step(x, target=y) if rank else pipe.eval(x, target=y))
-    return [first, outcome(lambda: pipe.step(x, target=y))]
+    good = outcome(lambda: pipe.step(x, target=y))
+    later = outcome(lambda: pipe.step(x, target=y) if rank else pipe.eval(x, target=y))
+    return [first, good, later, outcome(lambda: pipe.step(x, target=y))]
 
 
 def test_one_rank_that_evaluates_while_the_other_trains_is_noticed() -> None:
     evaluating, training = launch(step_and_eval, 2, timeout=60.0)
-    assert "the ranks do not run the same schedule or step" in training[0]
-    # It was done with its part before the other one could notice.
-    assert "the ranks do not run the same schedule or step" in " ".join(evaluating)
+    assert "rank 1 calls step(), rank 0 eval(); all ranks make the same calls" in evaluating[0]
+    assert "rank 0 calls eval(), rank 1 step(); all ranks make the same calls" in training[0]
+    # After a step, the one that evaluates asks; the other one goes on.
+    assert "the ranks do not run the same schedule or step" in training[2]
+    assert "the ranks do not run the same schedule or step" in evaluating[2]
+    assert [*evaluating[1::2], *training[1::2]] == ["fine"] * 4
 
 
 def different(transport: Transport, rank: int, plans: list[fb.Schedule]) -> str:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Collection
+from typing import Any
 from zlib import crc32
 
 from fullbore.errors import ParameterError
 from fullbore.ir import KINDS, Group, Schedule
-from fullbore.runtime.transport.base import Edge, Transport, make_tag
+from fullbore.runtime.transport.base import GATHER_STAGE, Edge, Transport, make_tag
+from fullbore.runtime.tree import Tree
 
 # No run has the number 0.
-_TAG = make_tag(0, 0, 0, backward=False)
+_TAG = make_tag(0, GATHER_STAGE, 0, backward=False)
+_RUN_TAG = make_tag(0, GATHER_STAGE, 1, backward=False)
+_METHODS = ("eval()", "step()")
+
+logger = logging.getLogger("fullbore")
 
 
 def compare_schedules(
@@ -35,19 +42,74 @@ def compare_schedules(
         crc32(tied.encode(), digest(schedule)),
         summary(schedule) + (f", with tied parameters {tied}" if tied else ""),
     )
-    for edge in edges:
-        if edge[0] in transport.ranks:
-            transport.send(edge, _TAG, ours)
-    for edge in edges:
-        if edge[1] not in transport.ranks:
-            continue
-        transport.post(edge, _TAG)
-        theirs = transport.recv(edge, _TAG)
+    for other, theirs in _swap(ours, edges, tag=_TAG, transport=transport).items():
         if theirs[0] != ours[0]:
             raise ParameterError(
-                f"the ranks do not run the same schedule: rank {edge[0]} has {theirs[1]}; "
-                f"rank {edge[1]} has {ours[1]}"
+                f"the ranks do not run the same schedule: rank {other} has {theirs[1]}; "
+                f"rank {min(transport.ranks)} has {ours[1]}"
             )
+
+
+class Agreement:
+    """What kind of run the ranks agreed on last. They need not agree again until one of them begins
+    another kind, or until a run failed.
+
+    Args:
+        edges: between all ranks that exchange messages.
+        transport: is connected along them.
+
+    Attributes:
+        calls: how often this rank was called.
+    """
+
+    def __init__(self, edges: Collection[Edge], transport: Transport) -> None:
+        self._edges, self._transport = edges, transport
+        self._training: bool | None = None
+        self.calls = 0
+
+    def reach(self, *, training: bool) -> None:
+        """Make sure, before any tensor moves, that the neighbours begin the same kind of run.
+
+        Raises:
+            ParameterError: one does not.
+            TransportError: one goes on with the kind of run before.
+        """
+        if training is self._training or len(self._transport.ranks) > 1:
+            return
+        (rank,) = self._transport.ranks
+        others = _swap((training, self.calls), self._edges, tag=_RUN_TAG, transport=self._transport)
+        for other, (trains, calls) in others.items():
+            if trains is not training:
+                raise ParameterError(
+                    f"rank {other} calls {_METHODS[trains]}, rank {rank} {_METHODS[training]}; all "
+                    "ranks make the same calls, in the same order"
+                )
+            if calls != self.calls:
+                logger.warning(
+                    "rank %d makes its call %d, rank %d its call %d, since one had finished the "
+                    "step in which another failed: give both the same batch now",
+                    *(rank, self.calls, other, calls),
+                )
+        self._training = training
+
+    def forget(self) -> None:
+        """A run failed."""
+        self._training = None
+
+
+def _swap(
+    value: Tree, edges: Collection[Edge], *, tag: int, transport: Transport
+) -> dict[int, Any]:
+    """Give ``value`` to every neighbour; what they gave, by rank."""
+    for edge in edges:
+        if edge[0] in transport.ranks:
+            transport.send(edge, tag, value)
+    found = {}
+    for edge in edges:
+        if edge[1] in transport.ranks:
+            transport.post(edge, tag)
+            found[edge[0]] = transport.recv(edge, tag)
+    return found
 
 
 def digest(schedule: Schedule) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from fullbore.errors import ExecutionError, ParameterError, TransportError
 from fullbore.ir import KINDS, Kind, Schedule
 from fullbore.passes import ForwardOnly
 from fullbore.passes.unshard import Lookahead
-from fullbore.runtime.agreement import compare_schedules
+from fullbore.runtime.agreement import Agreement, compare_schedules
 from fullbore.runtime.collective import Gathering, with_returns
 from fullbore.runtime.compute import scaled
 from fullbore.runtime.custom import (
@@ -24,6 +25,8 @@ from fullbore.runtime.custom import (
     check_custom_only,
 )
 from fullbore.runtime.evaluation import evaluating
+from fullbore.runtime.failure import describe, report
+from fullbore.runtime.flight import open_flight
 from fullbore.runtime.microbatch import Batch, Spec, Specs, presplit_batch, split_batch
 from fullbore.runtime.output import StepOutput
 from fullbore.runtime.placing import place
@@ -56,6 +59,7 @@ class Pipeline:
             ``[("0.embedding.weight", "3.head.weight")]``; the same on all ranks.
         backward_requires_autograd: False allows ``step`` where gradients are switched off, for
             custom functions that compute all forwards and backwards without autograd.
+        flight_record: a folder. When a step fails, each rank's last actions are written there.
 
     Raises:
         InvalidSchedule: the schedule is not valid.
@@ -79,6 +83,7 @@ class Pipeline:
         lookahead: Lookahead = None,
         tied: Sequence[Sequence[str]] = (),
         backward_requires_autograd: bool = True,
+        flight_record: str | os.PathLike[str] | None = None,
     ) -> None:
         given = [stages] if isinstance(stages, Stage) else list(stages)
         lowered = lower_for(
@@ -89,7 +94,10 @@ class Pipeline:
         self.tied = TiedParameters(tied, lowered.placement)
         channels = with_returns(edges(lowered))
         transport.connect(lowered.num_ranks, with_returns({*channels, *self.tied.edges}))
+        self._progress = transport.progress
         self._gathering = Gathering(channels, transport)
+        self._agreement = Agreement(channels, transport)
+        self._flight = None if flight_record is None else open_flight(flight_record, transport)
         self._programs: dict[bool, Program] = {}
         self._custom: dict[Kind, CustomFunction] = {}
         self._requires_autograd = backward_requires_autograd
@@ -103,7 +111,8 @@ class Pipeline:
             if len(transport.ranks) < lowered.num_ranks:
                 compare_schedules(lowered, channels, transport=transport, tied=str(self.tied))
         except BaseException as error:
-            transport.abort(_describe(error))
+            self._report(error)
+            transport.abort(describe(error))
             raise
 
     @property
@@ -269,8 +278,14 @@ class Pipeline:
             raise ExecutionError(f"this pipeline cannot be used any more: {broken}")
         if self._running:
             raise ParameterError("step() and eval() cannot be called while one of them runs")
+        if self._transport.progress is not self._progress:
+            raise ParameterError(
+                "this pipeline's transport was given to another pipeline since; make a transport "
+                "for each pipeline that you use"
+            )
         self._running = True
         self._epoch += 1
+        self._agreement.calls += 1
         try:
             # In a message's tag, so that a rank that evaluates is not taken for one that trains.
             yield 2 * self._epoch + training
@@ -354,8 +369,9 @@ class Pipeline:
                 owner=self,
             )
             self._programs[training] = Program(schedule, self._transport, worker)
+        self._agreement.reach(training=training)
         with self._shardings.steered(training=training):
-            self._programs[training].execute(run)
+            self._programs[training].execute(run, self._flight)
         count = range(self.schedule.num_microbatches)
         losses = tuple(run.losses[m] for m in count) if run.losses else None
         outputs = tuple(run.outputs[m] for m in count) if run.outputs else None
@@ -366,7 +382,9 @@ class Pipeline:
 
     def _fail(self, error: BaseException) -> None:
         """Tell the other ranks, and find out whether the channels can be used again."""
-        self._transport.abort(_describe(error))
+        self._report(error)
+        self._transport.abort(describe(error))
+        self._agreement.forget()
         try:
             self._transport.reset()
         except TransportError as reason:
@@ -375,7 +393,5 @@ class Pipeline:
         # A rank that failed and one that had already finished the step count on from here alike.
         self._epoch = 0
 
-
-def _describe(error: BaseException) -> str:
-    notes = "; ".join(getattr(error, "__notes__", ()))
-    return f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
+    def _report(self, error: BaseException) -> None:
+        report(error, schedule=self.schedule, transport=self._transport, flight=self._flight)

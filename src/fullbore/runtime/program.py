@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -10,7 +11,10 @@ from torch.autograd.profiler import record_function
 from fullbore.execute import Interpreter
 from fullbore.ir import Action, Kind, Schedule, executable_order
 from fullbore.runtime.custom import Run
+from fullbore.runtime.flight import FlightRecorder
+from fullbore.runtime.stall import make_marks
 from fullbore.runtime.transport.base import Edge, Transport
+from fullbore.runtime.transport.position import NOWHERE, RUN, STEP
 from fullbore.runtime.worker import StageWorker
 
 
@@ -26,27 +30,33 @@ class Program:
 
     def __init__(self, schedule: Schedule, transport: Transport, worker: StageWorker) -> None:
         ranks = transport.ranks
-        actions: list[tuple[int, Action]]
+        steps: Sequence[tuple[int, int]]
         if len(ranks) == 1:
             (rank,) = ranks
-            actions = [(rank, action) for action in schedule.programs[rank]]
+            steps = [(rank, step) for step in range(len(schedule.programs[rank]))]
         else:
             steps = executable_order(schedule).steps
-            actions = [(rank, schedule.programs[rank][step]) for rank, step in steps]
-        self._interpreter, self.worker = Interpreter(actions, worker), worker
+        actions = [(rank, schedule.programs[rank][step]) for rank, step in steps]
+        marks = make_marks(schedule, steps)
+        self._interpreter, self.worker = Interpreter(actions, worker, marks=marks), worker
         self._transport = transport
 
-    def execute(self, run: Run) -> None:
-        """Run all actions; what comes out is in ``run``.
+    def execute(self, run: Run, flight: FlightRecorder | None = None) -> None:
+        """Run all actions; what comes out is in ``run``, and when each one ran in ``flight``.
 
         Raises:
             ExecutionError, or what the user's module raised: see ``Interpreter.run``.
         """
+        progress = self._transport.progress
         self.worker.begin(run)
+        progress[RUN] = run.epoch
         try:
-            profiled = torch._C._autograd._profiler_enabled()
-            self._interpreter.run(around=_label if profiled else None)
+            label = _label if torch._C._autograd._profiler_enabled() else None
+            around = label if flight is None else flight.around(run.epoch, label)
+            self._interpreter.run(around=around, progress=progress)
+            self.worker.finish()
             self._transport.flush()
+            progress[STEP] = NOWHERE
         finally:
             self.worker.clear()
 

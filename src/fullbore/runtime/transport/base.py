@@ -108,8 +108,13 @@ class Transport(Protocol):
     def positions(self) -> Mapping[int, Position]:
         """Where the other ranks are, by rank, as far as that can be found out in a few seconds."""
 
-    def watch(self, seconds: float) -> None:
+    def watch(self, seconds: float, partners: Collection[int] = ()) -> None:
         """Wait about so long for something else than a message.
+
+        Args:
+            seconds: how long.
+            partners: global ranks, also of other pipelines, without which it cannot come. A failure
+                of their pipelines ends the wait as far as it is heard of.
 
         Raises:
             PeerFailed: a rank failed or is gone.

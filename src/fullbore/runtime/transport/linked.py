@@ -110,7 +110,7 @@ class LinkedTransport:
 
         return self._inboxes[edge].take(tag, fetch)
 
-    def watch(self, seconds: float) -> None:
+    def watch(self, seconds: float, partners: Collection[int] = ()) -> None:
         """Take in what comes meanwhile; see ``Transport.watch``."""
         for link in self._links.values():
             if link.aborted or (link.gone and not link.closed):

@@ -65,7 +65,7 @@ class LocalTransport:
         """There are no others."""
         return {}
 
-    def watch(self, seconds: float) -> None:
+    def watch(self, seconds: float, partners: Collection[int] = ()) -> None:
         """Wait; there is nobody else to fail."""
         time.sleep(seconds)
 

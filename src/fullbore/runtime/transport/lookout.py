@@ -38,6 +38,13 @@ class News(NamedTuple):
     reason: str
 
 
+class Elsewhere(NamedTuple):
+    """A failure in another pipeline: its global ranks, and what happened."""
+
+    ranks: frozenset[int]
+    text: str
+
+
 class Log:
     """Events that many processes write and each reads, in one order.
 
@@ -79,14 +86,14 @@ class Lookout:
         files: the sockets to other ranks, by rank. One that hangs up without a goodbye is told to
             all, though this rank may be busy.
         world: tells of the failures in all pipelines of the world.
-        name: what this rank is called there.
+        ranks: the global ranks of the pipeline.
 
     Attributes:
         generation: to be kept up to date by the transport.
         news: the first failure that was heard of in the latest generation that failed.
         lost: why the store cannot be reached any more.
         left: the ranks that have closed their transports.
-        elsewhere: the failures in other pipelines, as texts.
+        elsewhere: the failures in other pipelines.
     """
 
     def __init__(
@@ -98,15 +105,15 @@ class Lookout:
         progress: Progress,
         files: Mapping[int, int],
         world: Log,
-        name: str,
+        ranks: list[int],
     ) -> None:
         self._store, self._rank, self._size, self._progress = store, rank, size, progress
-        self._log, self._world, self._name = Log(store), world, name
+        self._log, self._world, self._ranks = Log(store), world, ranks
         self.generation = 0
         self.news: News | None = None
         self.lost: str | None = None
         self.left: set[int] = set()
-        self.elsewhere: list[str] = []
+        self.elsewhere: list[Elsewhere] = []
         self._answers: dict[int, Position] = {}
         self._requests: queue.SimpleQueue[tuple[dict[str, Any], threading.Event]] = (
             queue.SimpleQueue()
@@ -206,16 +213,20 @@ class Lookout:
 
     def _write(self, event: dict[str, Any]) -> int:
         if event["kind"] == "failure":
-            self._world.write({"by": self._name, "rank": event["rank"], "why": event["reason"]})
+            self._world.write({"by": self._ranks, "rank": event["rank"], "why": event["reason"]})
         return self._log.write(event)
 
     def _hear(self) -> None:
         for number, event in self._log.read():
             self._obey(event, number)
         self.elsewhere += [
-            f"rank {event['rank']} of the pipeline of {event['by']} failed: {event['why']}"
+            Elsewhere(
+                frozenset(event["by"]),
+                f"rank {event['rank']} of the pipeline of global ranks {event['by']} failed: "
+                f"{event['why']}",
+            )
             for _, event in self._world.read()
-            if event["by"] != self._name
+            if event["by"] != self._ranks
         ]
 
     def _obey(self, event: dict[str, Any], number: int) -> None:
@@ -244,8 +255,8 @@ class Lookout:
                 self._answers[rank] = self._read(f"still/{rank}", "its process does not answer")
 
     def _read(self, key: str, trouble: str = "") -> Position:
-        run, step, waits_for, seconds = json.loads(self._store.get(key))
-        return Position(run, step, waits_for, seconds=seconds, trouble=trouble)
+        mark, run, waits_for, seconds = json.loads(self._store.get(key))
+        return Position(mark, run, waits_for, seconds=seconds, trouble=trouble)
 
     def _position(self) -> str:
         numbers, since, _ = self._still
@@ -253,7 +264,7 @@ class Lookout:
         return json.dumps([*self._now(), seconds])
 
     def _now(self) -> tuple[int, ...]:
-        return tuple(self._progress[index] for index in (RUN, STEP, WAITS_FOR))
+        return tuple(self._progress[index] for index in (STEP, RUN, WAITS_FOR))
 
     def _note_stillness(self) -> None:
         """Tell where this rank is if it does not move: it may not answer later."""

@@ -61,7 +61,6 @@ class P2PTransport(LinkedTransport):
         self._group = group
         self._streams: list[StreamLink] = []
         self._lookout: Lookout | None = None
-        self._done_elsewhere = 0
         self._device: DeviceChannel | None = None
 
     def connect(self, num_ranks: int, edges: Collection[Edge]) -> None:
@@ -91,7 +90,7 @@ class P2PTransport(LinkedTransport):
             progress=self.progress,
             files={link.peer: link.fileno() for link in self._streams},
             world=Log(world),
-            name=f"global ranks {dist.get_process_group_ranks(self._group)}",
+            ranks=dist.get_process_group_ranks(self._group),
         )
 
     def recv(self, edge: Edge, tag: int) -> Tree:
@@ -119,17 +118,15 @@ class P2PTransport(LinkedTransport):
                 raise self._fail(link) from None
         if self._device is not None:
             self._device.flush()
-        if self._lookout is not None:
-            self._done_elsewhere = len(self._lookout.elsewhere)  # the run was not disturbed
 
-    def watch(self, seconds: float) -> None:
-        """See ``Transport.watch``; a failure in another pipeline of the world ends the wait too,
-        as what is waited for may never come."""
+    def watch(self, seconds: float, partners: Collection[int] = ()) -> None:
+        """See ``Transport.watch``."""
         super().watch(seconds)
         self._check_news(waited=0.0)
-        if self._lookout is not None and len(self._lookout.elsewhere) > self._done_elsewhere:
-            self._spread(self._rank, self._lookout.elsewhere[self._done_elsewhere], is_first=True)
-            raise self._again()
+        for failure in self._lookout.elsewhere if self._lookout is not None else ():
+            if not failure.ranks.isdisjoint(partners):
+                self._spread(self._rank, failure.text, is_first=True)
+                raise self._again()
 
     def reset(self) -> None:
         """See ``Transport.reset``."""

@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-RUN, STEP, WAITS_FOR = range(3)
-"""What the numbers of a :data:`Progress` are: the run's number, as in a message's tag; the place of
-the current action in the rank's program, NOWHERE between two runs; the rank that it has been
-waiting for for a while, NOWHERE if none."""
+STEP, RUN, WAITS_FOR = range(3)
+"""What the numbers of a :data:`Progress` are: the mark of the current action, NOWHERE between two
+runs; the run's number, as in a message's tag; the rank that it has been waiting for for a while,
+NOWHERE if none."""
 
 NOWHERE = -1
 
@@ -29,13 +29,13 @@ class Position:
     """Where a rank is, as another one sees it.
 
     Attributes:
-        run, step, waits_for: as in :data:`Progress`.
+        mark, run, waits_for: as in :data:`Progress`.
         seconds: for how long it has not moved, as far as that was seen.
         trouble: why it will not move ("its process is stopped"), if that is known.
     """
 
+    mark: int
     run: int
-    step: int
     waits_for: int
     seconds: float = 0.0
     trouble: str = ""
@@ -115,15 +115,15 @@ class Onlooker:
             if before != numbers:
                 self._seen[rank] = numbers, now
                 since = now
-            run, step, waits_for = numbers
+            mark, run, waits_for = numbers
             trouble = _trouble(address.pid)
-            found[rank] = Position(run, step, waits_for, seconds=now - since, trouble=trouble)
+            found[rank] = Position(mark, run, waits_for, seconds=now - since, trouble=trouble)
         return found
 
 
 def fresh_progress() -> list[int]:
     """Of a rank that has run nothing yet."""
-    return [0, NOWHERE, NOWHERE]
+    return [NOWHERE, 0, NOWHERE]
 
 
 def _read(address: Address) -> tuple[int, ...] | None:
