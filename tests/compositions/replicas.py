@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.reference import WIDTH, assert_same, mse, reference
+from tests.reference import WIDTH, apply, assert_same, mse, reference
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 import fullbore as fb
 from fullbore.runtime import P2PTransport, Pipeline, Stage
@@ -212,3 +213,163 @@ def check(
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one if other is None else other if one is None else one + other
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Something to try in both: a pipeline of wrapped stages, and the same stages, wrapped alike,
+    in a plain loop, where the wrappers do what they always do.
+
+    Attributes:
+        wrap: what is done to each stage.
+        loop_wrap: what is done in the loop instead, where torch doesn't support it there.
+        make: makes the stages.
+        lowered: options to lower the schedule with beforehand.
+        options: of the Pipeline.
+        syncs: for each step, whether gradients are reduced, by the wrapper's own switch.
+        rate: the learning rate of an SGD step after each step; gradients are zeroed then.
+    """
+
+    family: str
+    wrap: Wrap
+    make: Callable[[int], list[nn.Module]] = blocks
+    stages_per_rank: int | None = None
+    lowered: dict[str, Any] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    syncs: tuple[bool, ...] = (True,)
+    rate: float = 0.0
+    loop_wrap: Wrap | None = None
+
+    def plan(self) -> fb.Schedule:
+        plan = fb.build(
+            self.family,
+            num_ranks=2,
+            num_microbatches=MICROBATCHES,
+            stages_per_rank=self.stages_per_rank,
+        )
+        return plan if self.lowered is None else fb.lower(plan, **self.lowered)
+
+
+Compared = dict[str, tuple[Found, Found]]
+
+
+def run_variants(rank: int, size: int, variants: dict[str, Variant]) -> Compared:
+    """For each variant what this rank's part of the pipeline found, and what a plain loop found."""
+    del rank, size
+    parts, results = mesh(), {}
+    for name, variant in variants.items():
+        results[name] = run_pipeline(variant, parts), run_loop(variant, parts)
+    dist.barrier()
+    return results
+
+
+def run_pipeline(variant: Variant, parts: DeviceMesh) -> Found:
+    plan = variant.plan()
+    transport = P2PTransport(parts.get_group("pp"), timeout=60.0)
+    modules = variant.make(plan.num_stages)
+    own = plan.placement.stages_of(transport.ranks[0])
+    wrapped = {s: variant.wrap(modules[s], parts) for s in own}
+    stages = [Stage(module, s, plan.num_stages) for s, module in wrapped.items()]
+    pipe = Pipeline(stages, plan, transport=transport, loss_fn=mse, **variant.options)
+    found = Found(replica=parts.get_local_rank("dp"))
+    for step, syncs in enumerate(variant.syncs):
+        for module in wrapped.values():
+            switch(module, syncs)
+        run_step(pipe, wrapped, found, step)
+        descend(wrapped, variant.rate)
+    found.extra = [flags(module) for module in wrapped.values()]
+    transport.close()
+    return found
+
+
+def run_loop(variant: Variant, parts: DeviceMesh) -> Found:
+    """All stages on every rank, spread over the replicas."""
+    plan = variant.plan()
+    made = variant.make(plan.num_stages)
+    wrap = variant.loop_wrap or variant.wrap
+    modules = {s: wrap(module, parts) for s, module in enumerate(made)}
+    found = Found(replica=parts.get_local_rank("dp"))
+    for step, syncs in enumerate(variant.syncs):
+        x, y = (t.tensor_split(MICROBATCHES) for t in batch(found.replica, step))
+        losses = []
+        for m in range(MICROBATCHES):
+            for module in modules.values():
+                switch(module, syncs and m == MICROBATCHES - 1)
+            loss = mse(apply(modules.values(), x[m]), y[m])
+            (loss / MICROBATCHES).backward()
+            losses.append(loss.detach())
+        found.losses.append(losses)
+        found.gradients.append(snapshot(modules))
+        descend(modules, variant.rate)
+    for module in modules.values():
+        switch(module, variant.syncs[-1])
+    found.extra = [flags(module) for module in modules.values()]
+    return found
+
+
+def fsdp_module() -> Any:
+    from torch.distributed.fsdp import FSDPModule
+
+    return FSDPModule
+
+
+def switch(module: nn.Module, on: bool) -> None:
+    """Have the wrappers reduce gradients in the next backward, or not."""
+    for part in module.modules():
+        if isinstance(part, DistributedDataParallel):
+            part.require_backward_grad_sync = on
+        elif isinstance(part, fsdp_module()):
+            part.set_requires_gradient_sync(on)
+
+
+def descend(modules: dict[int, nn.Module], rate: float) -> None:
+    if not rate:
+        return
+    for module in modules.values():
+        optimizer = torch.optim.SGD(module.parameters(), rate)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def flags(module: nn.Module) -> list[tuple[Any, ...]]:
+    """What the wrappers are set to, by their attributes."""
+    found: list[tuple[Any, ...]] = []
+    for part in module.modules():
+        if isinstance(part, DistributedDataParallel):
+            found.append((part.require_backward_grad_sync,))
+        elif isinstance(part, fsdp_module()):
+            state = part._get_fsdp_state()
+            found.append((state._state_ctx.is_last_backward,))
+            found += [
+                (
+                    g.reduce_grads,
+                    g.all_reduce_grads,
+                    g.reshard_after_backward,
+                    g._reshard_after_forward,
+                )
+                for g in state._fsdp_param_groups
+            ]
+    return found
+
+
+def compare(variant: Variant, results: Sequence[tuple[Found, Found]]) -> None:
+    """Gradients after every step, losses and flags are those of the plain loop."""
+    in_order = accumulates_in_order(variant.plan())
+    for rank, (found, loop) in enumerate(results):
+        for step, stages in enumerate(found.gradients):
+            for stage, gradients in stages.items():
+                assert gradients.keys() == loop.gradients[step][stage].keys()
+                assert any(g is not None for g in gradients.values()) or not variant.syncs[step]
+                for name, gradient in gradients.items():
+                    assert_same(
+                        gradient,
+                        loop.gradients[step][stage][name],
+                        exact=in_order[stage],
+                        what=f"rank {rank} step {step} stage {stage} {name}",
+                    )
+        for a, b in zip(found.losses, loop.losses, strict=True):
+            assert b is not None
+            for m, loss in enumerate(a or ()):
+                assert_same(loss, b[m], exact=all(in_order) or not variant.rate, what=f"loss {m}")
+        own = list(found.gradients[0])
+        assert found.extra == [loop.extra[stage] for stage in own]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-
-import torch
-import torch.distributed as dist
+from collections.abc import Callable, Collection
+from typing import Protocol
 
 from fullbore.errors import TransportError
 
 Watch = Callable[[float], None]
-"""``watch(seconds)`` waits about so long, and raises if another rank of the pipeline failed."""
+"""``watch(seconds)`` waits about so long, and raises if a rank that matters failed."""
+
+
+class WatchAll(Protocol):
+    """``Transport.watch``."""
+
+    def __call__(self, seconds: float, partners: Collection[int] = ()) -> None:
+        """Wait about so long, and raise if a rank of the pipeline or of the partners' failed."""
+
 
 _MAX_PAUSE = 0.01
 
@@ -20,7 +26,7 @@ def wait_for(is_done: Callable[[], bool], watch: Watch) -> None:
     """Wait without blocking inside a collective, which nothing could end.
 
     Raises:
-        ExecutionError: another rank of the pipeline failed meanwhile.
+        ExecutionError: a rank failed meanwhile.
     """
     pause = _MAX_PAUSE / 64
     while not is_done():
@@ -32,7 +38,7 @@ def run_aside(function: Callable[[], object], watch: Watch) -> None:
     """Run ``function``, which waits for other replicas, in a thread, and wait for that.
 
     Raises:
-        ExecutionError: another rank of the pipeline failed meanwhile; the thread is left alone.
+        ExecutionError: a rank failed meanwhile; the thread is left alone.
         Exception: what ``function`` raised.
     """
     failures: list[BaseException] = []
@@ -40,8 +46,7 @@ def run_aside(function: Callable[[], object], watch: Watch) -> None:
 
     def work() -> None:
         try:
-            with torch.no_grad():
-                function()
+            function()
         except BaseException as error:  # noqa: BLE001 - whoever waits raises it
             failures.append(error)
         finally:
@@ -54,11 +59,12 @@ def run_aside(function: Callable[[], object], watch: Watch) -> None:
 
 
 def no_answer(
-    stage: int, doing: str, group: dist.ProcessGroup | None, cause: object
+    stage: int, doing: str, ranks: Collection[int], cause: BaseException
 ) -> TransportError:
     """What to raise when a collective of the replicas failed."""
-    ranks = dist.get_process_group_ranks(group) if group is not None else "?"
-    return TransportError(
-        f"stage {stage}: {doing} over the replicas (global ranks {ranks}) failed: {cause}. A "
-        "replica has failed, or runs another step or schedule; all replicas must be started again"
+    error = TransportError(
+        f"stage {stage}: {doing} over global ranks {sorted(ranks)} failed: {cause}. A replica has "
+        "failed, or runs another step or schedule; start all of them again"
     )
+    error.stage = stage
+    return error

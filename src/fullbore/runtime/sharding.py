@@ -18,7 +18,7 @@ from fullbore.errors import ParameterError
 from fullbore.ir import KINDS, Action, Form, Group, Program, Schedule
 from fullbore.passes import InsertReduceGrad, InsertUnshard, lower, run_passes
 from fullbore.passes.unshard import Lookahead
-from fullbore.runtime.replicas import Watch
+from fullbore.runtime.replicas import WatchAll
 from fullbore.runtime.sharding_ddp import Replicated
 from fullbore.runtime.sharding_fsdp import FullySharded
 from fullbore.verify import check
@@ -70,7 +70,7 @@ class StageShardings(Mapping[int, Sequence[Sharding]]):
         broken: why no step may follow, after one that failed.
     """
 
-    def __init__(self, stages: Mapping[int, HasModule], watch: Watch) -> None:
+    def __init__(self, stages: Mapping[int, HasModule], watch: WatchAll) -> None:
         self._stages, self._watch = stages, watch
         self._kinds: dict[int, tuple[type, ...]] = {}
         self._found: dict[int, tuple[Sharding, ...]] = {}
@@ -101,11 +101,9 @@ class StageShardings(Mapping[int, Sequence[Sharding]]):
             for sharding in found:
                 sharding.begin(training=training)
             yield
-            for sharding in found:
-                sharding.finish()
             failed = False
         finally:
-            for sharding in found:
+            for sharding in reversed(found):
                 sharding.restore(failed=failed)
             if failed and found:
                 self.broken = (
@@ -123,7 +121,7 @@ class StageShardings(Mapping[int, Sequence[Sharding]]):
                 self._found[index] = _shardings(stage.module, index, self._watch)
 
 
-def _shardings(module: nn.Module, stage: int, watch: Watch) -> tuple[Sharding, ...]:
+def _shardings(module: nn.Module, stage: int, watch: WatchAll) -> tuple[Sharding, ...]:
     found: list[Sharding] = []
     for outer in _outermost(module, set()):
         if isinstance(outer, DistributedDataParallel):
@@ -172,11 +170,18 @@ def check_wrappers(module: nn.Module, stage: int) -> None:
             )
         if isinstance(part, DistributedDataParallel):
             _check_ddp(part, stage)
+    for outer in _outermost(module, set()):
+        inner = [part for part in outer.modules() if part is not outer and _is_wrapper(part)]
+        if not all(map(_is_fsdp, [outer, *inner] if inner else ())):
+            raise ParameterError(
+                f"stage {stage}: DistributedDataParallel cannot be combined with another wrapper "
+                "around or in the same module, as gradients would be averaged twice; for both "
+                "replicas and shards, give fully_shard() a mesh of two dimensions"
+            )
 
 
 def _check_ddp(module: DistributedDataParallel, stage: int) -> None:
     reason = None
-    inner = {type(part) for part in module.module.modules()}
     # Hooks of torch's own making are only noted there.
     data = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     hook = module._comm_hooks or data.get("comm_hook")
@@ -188,8 +193,6 @@ def _check_ddp(module: DistributedDataParallel, stage: int) -> None:
         reason = "delay_all_reduce_named_params reduces gradients in a hook of every backward"
     elif any(hasattr(p, "_in_backward_optimizers") for p in module.parameters()):
         reason = "its optimizers run in every backward, before the gradients are complete"
-    elif any(issubclass(kind, DistributedDataParallel) for kind in inner):
-        reason = "it holds another DistributedDataParallel, so that gradients are averaged twice"
     if reason is not None:
         raise ParameterError(f"stage {stage}: this DistributedDataParallel is refused: {reason}")
 
@@ -199,11 +202,15 @@ def _is_fsdp(module: nn.Module) -> bool:
     return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
 
 
+def _is_wrapper(module: nn.Module) -> bool:
+    return isinstance(module, DistributedDataParallel) or _is_fsdp(module)
+
+
 def _outermost(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
     if module in seen:
         return
     seen.add(module)
-    if isinstance(module, DistributedDataParallel) or _is_fsdp(module):
+    if _is_wrapper(module):
         yield module
         return
     for child in module.children():

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fullbore.errors import ParameterError
-from fullbore.runtime.replicas import Watch, no_answer, wait_for
+from fullbore.runtime.replicas import WatchAll, no_answer, wait_for
 
 
 class _Pending(NamedTuple):
@@ -31,9 +32,10 @@ class Replicated:
     ``no_sync()`` is averaged with the rest. Inside the user's ``no_sync()`` nothing is.
     """
 
-    def __init__(self, module: DistributedDataParallel, stage: int, watch: Watch) -> None:
-        self._module, self._stage, self._watch = module, stage, watch
-        self._group = module.process_group
+    def __init__(self, module: DistributedDataParallel, stage: int, watch: WatchAll) -> None:
+        self._module, self._stage, self._group = module, stage, module.process_group
+        self._ranks = dist.get_process_group_ranks(self._group)
+        self._watch = partial(watch, partners=self._ranks)
         self._pending: list[_Pending] = []
         self._buffers: list[_Pending] = []
         self._flags: dict[str, bool] = {}
@@ -87,7 +89,10 @@ class Replicated:
             return
         module = self._module
         parameters = [p for p in module._module_parameters if p.requires_grad]
-        for bucket in _buckets(reversed(parameters), module.bucket_bytes_cap):
+        sparse = _sparse_parameters(module)
+        self._pending += [self._average_sparse(p) for p in parameters if p in sparse]
+        dense = [p for p in reversed(parameters) if p not in sparse]
+        for bucket in _buckets(dense, module.bucket_bytes_cap):
             self._pending.append(self._average(bucket))
         if module.forward_sync_buffers:
             ignored = module.parameters_to_ignore
@@ -107,7 +112,8 @@ class Replicated:
         with torch.no_grad():
             while self._pending:
                 flat, parameters = self._take(self._pending, "averaging the gradients")
-                _put_gradients(flat, parameters)
+                put = _put_sparse_gradient if flat.is_sparse else _put_gradients
+                put(flat, parameters)
             while self._buffers:
                 flat, buffers = self._take(self._buffers, "broadcasting the buffers")
                 if dist.get_rank(self._group) != 0:
@@ -138,6 +144,15 @@ class Replicated:
         work = dist.all_reduce(flat, group=self._group, async_op=True)
         return _Pending(work, flat, parameters)
 
+    def _average_sparse(self, parameter: Tensor) -> _Pending:
+        """Of the rows that any replica has used."""
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if not gradient.is_sparse:
+            gradient = gradient.to_sparse(1)
+        mean = (gradient * (1 / dist.get_world_size(self._group))).coalesce()
+        work = dist.all_reduce(mean, group=self._group, async_op=True)
+        return _Pending(work, mean, [parameter])
+
     def _take(self, pending: list[_Pending], doing: str) -> tuple[Tensor, Sequence[Tensor]]:
         work, flat, tensors = pending.pop(0)
         if flat.device.type == "cpu":
@@ -146,7 +161,7 @@ class Replicated:
             # Of a device it orders streams, and doesn't block.
             work.wait()
         except RuntimeError as error:
-            raise no_answer(self._stage, doing, self._group, error) from error
+            raise no_answer(self._stage, doing, self._ranks, error) from error
         return flat, tensors
 
 
@@ -165,6 +180,21 @@ def _put_gradients(flat: Tensor, parameters: Sequence[Tensor]) -> None:
             parameter.grad.copy_(value)
         elif used[index]:
             parameter.grad = torch.empty_like(parameter).copy_(value)
+
+
+def _sparse_parameters(module: nn.Module) -> set[Tensor]:
+    tables = (m for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
+    return {table.weight for table in tables if table.sparse}
+
+
+def _put_sparse_gradient(mean: Tensor, parameters: Sequence[Tensor]) -> None:
+    (parameter,) = parameters
+    if parameter.grad is None and not mean._nnz():
+        return
+    if parameter.grad is None or parameter.grad.is_sparse:
+        parameter.grad = mean
+    else:
+        parameter.grad.copy_(mean.to_dense())
 
 
 def _pieces(flat: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:

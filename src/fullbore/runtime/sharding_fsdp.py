@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullbore.runtime.replicas import Watch, no_answer, run_aside, wait_for
+from fullbore.runtime.replicas import WatchAll, no_answer, run_aside, wait_for
 
 _FLAGS = ("reduce_grads", "reshard_after_backward", "post_forward_mesh_info")
 
@@ -24,9 +24,11 @@ class FullySharded:
     backward would gather them anew. Gradients add up unreduced until REDUCE_GRAD.
     """
 
-    def __init__(self, module: nn.Module, stage: int, watch: Watch) -> None:
+    def __init__(self, module: nn.Module, stage: int, watch: WatchAll) -> None:
         self._module: Any = module
-        self._stage, self._watch = stage, watch
+        self._root: Any = None
+        self._stage, self._watch_all = stage, watch
+        self._ranks: set[int] = set()
         self._saved: list[tuple[Any, dict[str, Any]]] = []
         self._groups: list[Any] = []
         self._upcast: list[Any] = []
@@ -35,9 +37,14 @@ class FullySharded:
 
     def begin(self, *, training: bool) -> None:
         """Take over from FSDP's hooks."""
-        root = self._module._get_fsdp_state()
+        root = self._root = self._module._get_fsdp_state()
         root._lazy_init()
-        self._groups = [g for state in root._state_ctx.all_states for g in state._fsdp_param_groups]
+        parts = (p for p in self._module.modules() if hasattr(p, "_get_fsdp_state"))
+        # A state may belong to several modules.
+        states = dict.fromkeys(part._get_fsdp_state() for part in parts)
+        self._groups = [group for state in states for group in state._fsdp_param_groups]
+        meshes = (group.mesh_info.mesh.mesh for group in self._groups)
+        self._ranks = {rank for mesh in meshes for rank in mesh.flatten().tolist()}
         self._saved = [(root._state_ctx, {"is_last_backward": root._state_ctx.is_last_backward})]
         self._saved += [(g, {name: getattr(g, name) for name in _FLAGS}) for g in self._groups]
         self.reduced = not (training and any(g.reduce_grads for g in self._groups))
@@ -101,17 +108,9 @@ class FullySharded:
         self.reduced = True
         for group, flags in self._saved[1:]:
             group.reduce_grads = flags["reduce_grads"]
-        root = self._module._get_fsdp_state()
-        root._state_ctx.is_last_backward = True
-
-        def reduce_all() -> None:
-            for state in reversed(root._state_ctx.all_states):
-                for group in reversed(state._fsdp_param_groups):
-                    group.post_backward()
-            root._root_post_backward_final_callback()
-
-        self._collect("reducing the gradients", reduce_all)
-        root._state_ctx.is_last_backward = False
+        self._root._state_ctx.is_last_backward = True
+        self._reduce_all()
+        self._root._state_ctx.is_last_backward = False
         for group in self._groups:
             group.reduce_grads = False
 
@@ -134,30 +133,35 @@ class FullySharded:
                 setattr(holder, name, value)
         self._saved = []
 
+    def _watch(self, seconds: float) -> None:
+        self._watch_all(seconds, partners=self._ranks)
+
     def _complete(self) -> None:
         self._is_pending = False
-        works = [w for w in map(_work, self._groups) if w is not None]
-
-        def complete() -> None:
-            for group in self._groups:
-                group.wait_for_unshard()
-
         if self._on_host:
+            works = [work for work in map(_work, self._groups) if work is not None]
             wait_for(lambda: all(work.is_completed() for work in works), self._watch)
         try:
-            complete()
+            for group in self._groups:
+                group.wait_for_unshard()
         except RuntimeError as error:
-            raise no_answer(self._stage, "gathering the parameters", None, error) from error
+            raise no_answer(self._stage, "gathering the parameters", self._ranks, error) from error
 
-    def _collect(self, doing: str, function: Any) -> None:
+    def _reduce_all(self) -> None:
+        def reduce_all() -> None:
+            with torch.no_grad():
+                for group in reversed(self._groups):
+                    group.post_backward()
+                self._root._root_post_backward_final_callback()
+
         try:
             if self._on_host:
-                # Its collectives wait where nothing could wake them.
-                run_aside(function, self._watch)
+                # There its collectives wait where nothing could wake them.
+                run_aside(reduce_all, self._watch)
             else:
-                function()
+                reduce_all()
         except RuntimeError as error:
-            raise no_answer(self._stage, doing, None, error) from error
+            raise no_answer(self._stage, "reducing the gradients", self._ranks, error) from error
 
     @property
     def _on_host(self) -> bool:
@@ -170,9 +174,9 @@ class FullySharded:
                 if hasattr(parameter, "_unsharded_param"):
                     parameter._unsharded_param.grad = None
                 parameter.unsharded_accumulated_grad = None
-        if all(work is None or work.is_completed() for work in map(_work, self._groups)):
-            with torch.no_grad():
-                self._module.reset_iter_state()
+        is_waiting = any(work and not work.is_completed() for work in map(_work, self._groups))
+        if self._root is not None and self._root._is_root and not is_waiting:
+            self._module.reset_iter_state()
 
 
 def _work(group: Any) -> Any:

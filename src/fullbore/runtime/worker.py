@@ -107,6 +107,12 @@ class StageWorker:
             unit.tag_f = make_tag(run.epoch, unit.index, 0, backward=False)
             unit.tag_b = make_tag(run.epoch, unit.index, 0, backward=True)
 
+    def finish(self) -> None:
+        """After the last action: see to what the schedule left of sharding and reduction."""
+        for shardings in self._shardings.values():
+            for sharding in shardings:
+                sharding.finish()
+
     def clear(self) -> None:
         """Forget the run and everything that is held for it."""
         self._run = None
