@@ -55,7 +55,6 @@ class Program:
             around = label if flight is None else flight.around(run.epoch, label)
             self._interpreter.run(around=around, progress=progress)
             self.worker.finish()
-            self.worker.finish()
             self._transport.flush()
             progress[STEP] = NOWHERE
         finally:

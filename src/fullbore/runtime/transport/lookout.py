@@ -45,13 +45,6 @@ class Elsewhere(NamedTuple):
     text: str
 
 
-class Elsewhere(NamedTuple):
-    """A failure in another pipeline: its global ranks, and what happened."""
-
-    ranks: frozenset[int]
-    text: str
-
-
 class Log:
     """Events that many processes write and each reads, in one order.
 
