@@ -11,8 +11,8 @@ from tests.reference import WIDTH, assert_gradients, linear_tanh, local_pipeline
 from torch import Tensor, nn
 
 import fullbore as fb
-from fullbore.errors import ParameterError
-from fullbore.runtime import Replicate, Split, Stage
+from fullbore.errors import ExecutionError, ParameterError
+from fullbore.runtime import LocalTransport, Pipeline, Replicate, Split, Stage
 from fullbore.runtime.microbatch import Specs, merge, split_batch
 
 pytestmark = pytest.mark.torch
@@ -267,6 +267,56 @@ def test_a_step_within_a_step_is_refused() -> None:
     with pytest.raises(ParameterError, match="cannot be called while one of them runs"):
         pipe.step(x, target=y)
     assert pipe.eval(x).output.shape == (8, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss_fn": "mse"}, "loss_fn must be a function of output and target, got a str"),
+        ({"transport": None}, r"a Transport, got a NoneType; LocalTransport\(\) plays all"),
+        ({"transport": "gloo"}, "a Transport, got a str"),
+        ({"kwargs_spec": Replicate()}, "kwargs_spec must give a spec by keyword"),
+    ],
+)
+def test_what_a_pipeline_cannot_use_is_refused_at_construction(
+    given: dict[str, Any], message: str
+) -> None:
+    stages = [Stage(module, i, 2) for i, module in enumerate(linear_tanh(2))]
+    options: dict[str, Any] = {"transport": LocalTransport(), "loss_fn": mse} | given
+    with pytest.raises(ParameterError, match=message):
+        Pipeline(stages, schedule(), **options)
+
+
+@pytest.mark.parametrize(("index", "count"), [(1.0, 2), (0, 2.0), (True, 2), (None, 2), (0, "2")])
+def test_a_stage_is_numbered_by_whole_numbers(index: Any, count: Any) -> None:
+    with pytest.raises(ParameterError, match="must be whole numbers"):
+        Stage(nn.Identity(), index, count)
+
+
+def test_a_dimension_is_a_whole_number() -> None:
+    with pytest.raises(ParameterError, match="dim must be a whole number, got None"):
+        Split(None)  # type: ignore[arg-type]
+
+
+def test_a_closed_pipeline_says_so() -> None:
+    pipe = local_pipeline(linear_tanh(2), schedule())
+    pipe.close()
+    with pytest.raises(ExecutionError, match="cannot be used any more: it was closed"):
+        pipe.eval(batch()[0])
+
+
+def test_another_module_of_a_stage_is_the_one_that_trains() -> None:
+    plan, (x, y) = schedule(), batch()
+    stages = [Stage(module, i, 2) for i, module in enumerate(linear_tanh(2))]
+    pipe = Pipeline(stages, plan, transport=LocalTransport(), loss_fn=mse)
+    pipe.step(x, target=y)
+    modules = linear_tanh(2, seed=1)
+    for stage, module in zip(stages, modules, strict=True):
+        stage.module = module
+    parts = [(p,) for p in x.tensor_split(4)]
+    wanted = reference(modules, parts, y.tensor_split(4), weights=[0.25] * 4)
+    pipe.step(x, target=y)
+    assert_gradients(modules, wanted.gradients, plan)
 
 
 def test_what_is_no_module_is_refused() -> None:

@@ -35,7 +35,7 @@ def first_input(unit: Unit, record: Record, value: Tree) -> Tree:
 
 def forward(unit: Unit, record: Record) -> None:
     """F."""
-    record.output = unit.module(*record.args, **record.kwargs)
+    record.output = unit.stage.module(*record.args, **record.kwargs)
 
 
 def backward(unit: Unit, record: Record) -> None:

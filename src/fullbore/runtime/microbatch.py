@@ -24,9 +24,17 @@ from fullbore.runtime.tree import Tree, is_plain
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Cut a tensor along ``dim``."""
+    """Cut a tensor along ``dim``.
+
+    Raises:
+        ParameterError: ``dim`` is no whole number.
+    """
 
     dim: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.dim) is not int:
+            raise ParameterError(f"Split: dim must be a whole number, got {self.dim!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +50,22 @@ down the value as is needed."""
 @dataclass(frozen=True, slots=True)
 class Specs:
     """How to cut one batch: a spec for the tuple of positional arguments, for the dict of keyword
-    arguments, and for the target. A keyword that ``kwargs`` doesn't name follows the rule."""
+    arguments, and for the target. A keyword that ``kwargs`` doesn't name follows the rule.
+
+    Raises:
+        ParameterError: ``kwargs`` is no mapping.
+    """
 
     args: Spec = None
     kwargs: Mapping[str, Spec] | None = None
     target: Spec = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kwargs, Mapping | None):
+            raise ParameterError(
+                "kwargs_spec must give a spec by keyword, as {'mask': Replicate()}, got "
+                f"{self.kwargs!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

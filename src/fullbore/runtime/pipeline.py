@@ -29,7 +29,7 @@ from fullbore.runtime.failure import describe, report
 from fullbore.runtime.flight import open_flight
 from fullbore.runtime.microbatch import Batch, Spec, Specs, presplit_batch, split_batch
 from fullbore.runtime.output import StepOutput
-from fullbore.runtime.placing import place
+from fullbore.runtime.placing import check_tools, place
 from fullbore.runtime.program import Program, edges
 from fullbore.runtime.sharding import StageShardings, lower_for
 from fullbore.runtime.stage import Stage
@@ -85,6 +85,7 @@ class Pipeline:
         backward_requires_autograd: bool = True,
         flight_record: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_tools(transport, loss_fn)
         given = [stages] if isinstance(stages, Stage) else list(stages)
         lowered = lower_for(
             given, schedule, max_active_stages=max_active_stages, lookahead=lookahead
@@ -267,6 +268,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Release the transport."""
+        self._broken = "it was closed"
         self._transport.close()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Which stages a process must bring."""
+"""What a process must bring: a transport, a loss function, and the right stages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,24 @@ from fullbore.errors import ParameterError
 from fullbore.ir import Schedule
 from fullbore.runtime.stage import Stage
 from fullbore.verify import check_local_stages
+
+
+def check_tools(transport: object, loss_fn: object) -> None:
+    """Make sure that these can be what they are given as.
+
+    Raises:
+        ParameterError: the transport carries no messages, or the loss function cannot be called.
+    """
+    if not hasattr(transport, "connect"):
+        raise ParameterError(
+            f"the transport must be a Transport, got a {type(transport).__qualname__}; "
+            "LocalTransport() plays all ranks in this process, P2PTransport(group) those of a "
+            "process group"
+        )
+    if loss_fn is not None and not callable(loss_fn):
+        raise ParameterError(
+            f"loss_fn must be a function of output and target, got a {type(loss_fn).__qualname__}"
+        )
 
 
 def place(stages: Sequence[Stage], schedule: Schedule, ranks: Collection[int]) -> dict[int, Stage]:

@@ -48,6 +48,11 @@ class Stage:
                 f"stage {index}: the module must be a torch.nn.Module, got a "
                 f"{type(module).__qualname__}; wrap a function in one"
             )
+        if not {type(index), type(num_stages)} <= {int}:
+            raise ParameterError(
+                f"a stage's index and num_stages must be whole numbers, got {index!r} of "
+                f"{num_stages!r}"
+            )
         if not 0 <= index < num_stages:
             raise ParameterError(f"stage index {index} is not in 0..{num_stages - 1}")
         check_wrappers(module, index)

@@ -79,7 +79,7 @@ class Unit:
 
     def __init__(self, stage: Stage, schedule: Schedule) -> None:
         index, ranks = stage.index, schedule.placement.ranks
-        self.stage, self.index, self.module = stage, index, stage.module
+        self.stage, self.index = stage, index
         self.first, self.last = index == 0, index == len(ranks) - 1
         self.splits = any(
             leaf.kind is Kind.I and leaf.stage == index
