@@ -6,10 +6,16 @@ that does something else meanwhile is an error and not a hang.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from math import inf
+from typing import Any
+
+import torch
 
 from fullbore.runtime.transport.base import GATHER_STAGE, Edge, Transport, make_tag
 from fullbore.runtime.tree import Tree
+
+_ROUNDS = 8
 
 
 def with_returns(edges: Collection[Edge]) -> tuple[Edge, ...]:
@@ -63,7 +69,36 @@ class Gathering:
         self._transport.flush()
         return [found[rank] for rank in sorted(found)]
 
-    def _receive(self, edge: Edge, tag: int) -> dict[int, Tree]:
+    def clock_offset(self, clock: Callable[[], float], epoch: int) -> float:
+        """What to add to this process's clock to get rank 0's, within half of the quickest of some
+        messages to its parent in the tree and back. All ranks call it together.
+
+        Args:
+            clock: gives the time, in seconds.
+            epoch: the number of the call, the same on all ranks.
+        """
+        ranks = self._transport.ranks
+        if len(ranks) > 1 or not self._parents:
+            return 0.0
+        (rank,) = ranks
+        up, down = (make_tag(epoch, GATHER_STAGE, 0, backward=way) for way in (True, False))
+        parent, best, offset = self._parents.get(rank), inf, 0.0
+        for _ in range(_ROUNDS if parent is not None else 0):
+            assert parent is not None
+            before = clock()
+            self._transport.send((rank, parent), up, None)
+            theirs = self._receive((parent, rank), down)
+            after = clock()
+            if after - before < best:
+                best, offset = after - before, float(theirs) - (before + after) / 2
+        for child in self._children[rank]:
+            for _ in range(_ROUNDS):
+                self._receive((child, rank), up)
+                self._transport.send(
+                    (rank, child), down, torch.tensor(clock() + offset, dtype=torch.float64)
+                )
+        return offset
+
+    def _receive(self, edge: Edge, tag: int) -> Any:
         self._transport.post(edge, tag)
-        value: dict[int, Tree] = self._transport.recv(edge, tag)
-        return value
+        return self._transport.recv(edge, tag)

@@ -27,16 +27,20 @@ from fullbore.runtime.custom import (
 from fullbore.runtime.evaluation import evaluating
 from fullbore.runtime.failure import describe, report
 from fullbore.runtime.flight import open_flight
-from fullbore.runtime.microbatch import Batch, Spec, Specs, presplit_batch, split_batch
+from fullbore.runtime.intake import Intake
+from fullbore.runtime.microbatch import Spec, Specs
 from fullbore.runtime.output import StepOutput
 from fullbore.runtime.placing import check_tools, place
+from fullbore.runtime.profiling import gather_profile
 from fullbore.runtime.program import Program, edges
+from fullbore.runtime.recorder import RecordingWorker
 from fullbore.runtime.sharding import StageShardings, lower_for
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.tied import TiedParameters
 from fullbore.runtime.transport.base import Transport
-from fullbore.runtime.tree import Tree, tensors
+from fullbore.runtime.tree import Tree
 from fullbore.runtime.worker import StageWorker
+from fullbore.sim import Profile
 
 
 class Pipeline:
@@ -60,6 +64,7 @@ class Pipeline:
         backward_requires_autograd: False allows ``step`` where gradients are switched off, for
             custom functions that compute all forwards and backwards without autograd.
         flight_record: a folder. When a step fails, each rank's last actions are written there.
+        profile: note when each action of ``step`` runs; see ``profile()``.
 
     Raises:
         InvalidSchedule: the schedule is not valid.
@@ -84,6 +89,7 @@ class Pipeline:
         tied: Sequence[Sequence[str]] = (),
         backward_requires_autograd: bool = True,
         flight_record: str | os.PathLike[str] | None = None,
+        profile: bool = False,
     ) -> None:
         check_tools(transport, loss_fn)
         given = [stages] if isinstance(stages, Stage) else list(stages)
@@ -91,7 +97,6 @@ class Pipeline:
             given, schedule, max_active_stages=max_active_stages, lookahead=lookahead
         )
         self.schedule, self._loss_fn, self._transport = lowered, loss_fn, transport
-        self._scale_grads, self._specs = scale_grads, Specs(args_spec, kwargs_spec, target_spec)
         self.tied = TiedParameters(tied, lowered.placement)
         channels = with_returns(edges(lowered))
         transport.connect(lowered.num_ranks, with_returns({*channels, *self.tied.edges}))
@@ -101,12 +106,19 @@ class Pipeline:
         self._flight = None if flight_record is None else open_flight(flight_record, transport)
         self._programs: dict[bool, Program] = {}
         self._custom: dict[Kind, CustomFunction] = {}
-        self._requires_autograd = backward_requires_autograd
+        self._requires_autograd, self._profiles = backward_requires_autograd, profile
         self._epoch = 0
         self._running = False
         self._broken: str | None = None
         try:
             self._stages = place(given, lowered, transport.ranks)
+            self._intake = Intake(
+                lowered.num_microbatches,
+                Specs(args_spec, kwargs_spec, target_spec),
+                scale_grads=scale_grads,
+                has_first=self.has_first,
+                is_alone=len(transport.ranks) == lowered.num_ranks,
+            )
             self._shardings = StageShardings(self._stages, transport.watch)
             self.tied.bind(self._stages)
             if len(transport.ranks) < lowered.num_ranks:
@@ -176,11 +188,11 @@ class Pipeline:
         """
         with self._attempt(training=True) as epoch:
             loss_fn = self._check_trainable()
-            batch = self._batch(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
+            batch = self._intake.cut(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
             if self.has_last and batch.targets is None:
                 raise ParameterError("step() needs a target on the rank of the last stage")
-            self._check_kwargs(batch)
-            weights = self._weights(batch, loss_weights, is_used=self.has_last)
+            self._intake.check_kwargs(batch)
+            weights = self._intake.weigh(batch, loss_weights, is_used=self.has_last)
             factors = scaled(weights, loss_scale)
             run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn, factors, seed)
             with self.tied.summed(epoch, self._transport):
@@ -206,9 +218,9 @@ class Pipeline:
         """
         modules = [] if keep_mode else [stage.module for stage in self._stages.values()]
         with self._attempt(training=False) as epoch, evaluating(modules), torch.no_grad():
-            batch = self._batch(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
+            batch = self._intake.cut(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
             loss_fn = self._loss_fn if self.has_last and batch.targets is not None else None
-            weights = self._weights(batch, None, is_used=loss_fn is not None)
+            weights = self._intake.weigh(batch, None, is_used=loss_fn is not None)
             run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn)
             return self._execute(run, weights=weights, share_loss=share_loss)
 
@@ -261,6 +273,24 @@ class Pipeline:
         with self._attempt(training=False) as epoch, torch.no_grad():
             return self._gathering.run(value, epoch)
 
+    def profile(self) -> Profile:
+        """When each action of the latest steps ran on every rank, at most 50 of them.
+
+        Every rank calls it, between steps. The times are seconds on one clock: those of ranks on
+        other hosts are set right by messages to and fro. On GPUs they are those of the stream.
+
+        Raises:
+            ParameterError: the pipeline was not made with ``profile=True``, no step has run since,
+                or a step is under way.
+            ExecutionError: another rank failed, or does something else.
+        """
+        if not self._profiles:
+            raise ParameterError("the pipeline keeps no profile; make it with profile=True")
+        with self._attempt(training=False) as epoch, torch.no_grad():
+            worker = self._programs[True].worker if True in self._programs else None
+            steps = worker.steps if isinstance(worker, RecordingWorker) else ()
+            return gather_profile(self.schedule, steps, self._gathering, epoch)
+
     def abandon(self, error: BaseException) -> None:
         """Tell the other ranks that this one, because of ``error``, takes no part in the step or
         evaluation that they begin."""
@@ -310,59 +340,12 @@ class Pipeline:
             raise ParameterError("step() needs the loss_fn that Pipeline was not given")
         return self._loss_fn
 
-    def _check_kwargs(self, batch: Batch) -> None:
-        if len(self._transport.ranks) == self.schedule.num_ranks:
-            return
-        for key, value in batch.kwargs[0].items():
-            if any(tensor.requires_grad for tensor in tensors(value)):
-                raise ParameterError(
-                    f"keyword argument {key!r} asks for a gradient, of which every rank would find "
-                    "a part; pass it to the first stage and from stage to stage, or detach() it"
-                )
-
-    def _batch(
-        self,
-        args: tuple[Tree, ...],
-        kwargs: dict[str, Tree],
-        target: Tree,
-        presplit: tuple[
-            Sequence[Tree] | None, Sequence[Mapping[str, Tree]] | None, Sequence[Tree] | None
-        ],
-    ) -> Batch:
-        arg_mbs, kwarg_mbs, target_mbs = presplit
-        count = self.schedule.num_microbatches
-        if arg_mbs is None and kwarg_mbs is None and target_mbs is None:
-            if self.has_first and not args and not kwargs:
-                raise ParameterError("the rank of the first stage needs the batch's arguments")
-            return split_batch(
-                args, kwargs, target=target, num_microbatches=count, specs=self._specs
-            )
-        if args or kwargs or target is not None:
-            raise ParameterError("give either a batch or microbatches cut by you, not both")
-        return presplit_batch(arg_mbs, kwarg_mbs, targets=target_mbs, num_microbatches=count)
-
-    def _weights(
-        self, batch: Batch, given: Sequence[float] | None, *, is_used: bool
-    ) -> tuple[float, ...]:
-        count = self.schedule.num_microbatches
-        if given is not None:
-            if len(given) != count:
-                raise ParameterError(f"loss_weights must hold {count} numbers, got {len(given)}")
-            return tuple(map(float, given))
-        if not self._scale_grads:
-            return (1.0,) * count
-        if batch.weights is None and is_used and not self.has_first:
-            raise ParameterError(
-                "the target doesn't tell how many rows a microbatch has, which its loss is weighed "
-                "by; pass the positional arguments on this rank too, or loss_weights"
-            )
-        return batch.weights or (1 / count,) * count
-
     def _execute(self, run: Run, *, weights: tuple[float, ...], share_loss: bool) -> StepOutput:
         training = run.weights is not None
         if training not in self._programs:
             schedule = self.schedule if training else ForwardOnly()(self.schedule)
-            worker = StageWorker(
+            records = training and self._profiles
+            worker = (RecordingWorker if records else StageWorker)(
                 schedule,
                 self._stages,
                 transport=self._transport,

@@ -83,7 +83,7 @@ def connect_all(
     named = _named_addresses()
     with _listen(named[0] if named else "", backlog=max(size, 16)) as server:
         own = _Contact(
-            machine=_machine(),
+            machine=machine(),
             addresses=tuple(dict.fromkeys(named or _guessed_addresses())),
             port=server.getsockname()[1],
             key=secrets.token_bytes(_KEY_BYTES),
@@ -253,6 +253,7 @@ def _guessed_addresses() -> Iterator[str]:
     yield "127.0.0.1"
 
 
-def _machine() -> str:
+def machine() -> str:
+    """The same text in all processes of this host, and in no other host's."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return socket.gethostname() + (boot.read_text("ascii") if boot.exists() else "")
