@@ -70,7 +70,9 @@ class RecordingWorker(StageWorker):
     def __init__(self, schedule: Schedule, *args: Any, **kwargs: Any) -> None:
         super().__init__(schedule, *args, **kwargs)
         self._ranks = schedule.placement.ranks
-        on_gpu = any(p.is_cuda for unit in self._units.values() for p in unit.module.parameters())
+        on_gpu = any(
+            p.is_cuda for unit in self._units.values() for p in unit.stage.module.parameters()
+        )
         self._clock: _DeviceClock | _HostClock = _DeviceClock() if on_gpu else _HostClock()
         self.steps: Steps = deque(maxlen=KEPT_STEPS)
         self._marks: list[tuple[int, Action, Any, Any, Any, int]] = []
