@@ -39,6 +39,8 @@ class _PipelineSchedule(Served, ABC):
         stage_index_to_group_rank: which rank holds which stage.
         scale_grads: differentiate the mean of the microbatches' losses (for a loss_fn that takes
             the mean), rather than their sum.
+        share_losses: fill ``losses`` on every rank, not only on that of the last stage. The same
+            on all ranks.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class _PipelineSchedule(Served, ABC):
             (args_chunk_spec, kwargs_chunk_spec),
             output_merge_spec,
         )
-        self._has_backward = loss_fn is not None
+        self._has_backward, self.share_losses = loss_fn is not None, False
         self._backward_requires_autograd = True
         self._desk = Desk()
         self._functions: dict[Kind, _CustomFunctionProtocol] = {}
@@ -265,7 +267,12 @@ class _PipelineSchedule(Served, ABC):
         handles = [h for s in self._stages for h in s.watch()] if not self._is_checked else []
         try:
             run = pipeline.step if training else pipeline.eval
-            out = run(return_outputs=return_outputs, loss_kwargs=loss_kwargs, **options)
+            out = run(
+                return_outputs=return_outputs,
+                share_loss=self.share_losses,
+                loss_kwargs=loss_kwargs,
+                **options,
+            )
         finally:
             self._losses = None
             for handle in handles:
@@ -346,7 +353,7 @@ class _PipelineSchedule(Served, ABC):
             )
         group = self._stages[0].group
         if dist.get_backend(group) != "fake":
-            return P2PTransport(group)
+            return P2PTransport(group, timeout=_timeout(group))
         inputs = {s.stage_index: s.declared_inputs for s in self._stages}
         devices = {s.stage_index: s.device for s in self._stages}
         return DryRunTransport(self.rank, inputs, devices=devices)
@@ -354,3 +361,11 @@ class _PipelineSchedule(Served, ABC):
 
 def _is(one: object, other: object) -> bool:
     return one is other
+
+
+def _timeout(group: dist.ProcessGroup | None) -> float:
+    """How long the group lets its members wait, in seconds."""
+    chosen = dist.distributed_c10d._get_default_group() if group is None else group
+    backend = chosen._get_backend(chosen._device_types[0])
+    seconds: float = backend.options._timeout.total_seconds()
+    return seconds

@@ -229,7 +229,10 @@ def _leaf(value: Any, spec: Any, where: str) -> _Leaf:
         if isinstance(value, BlockMask) and spec.split_dim != 0:
             raise ParameterError(f"{where}: a BlockMask can only be cut along dim 0")
         if not isinstance(value, Tensor | BlockMask):
-            raise ParameterError(f"{where}: a {type(value).__qualname__} cannot be cut; {spec}")
+            raise ParameterError(
+                f"{where}: a tensor can be cut, a value of type {type(value).__qualname__} cannot; "
+                "give it the chunk spec _Replicate()"
+            )
         return _Leaf(value, where, spec.split_dim)
     if spec is _Replicate or isinstance(spec, _Replicate):
         return _Leaf(value, where, None)
