@@ -60,6 +60,7 @@ def test_nothing_can_be_changed():
         ([(F,)], 1, "one tuple of actions for each rank"),
         (([F],), 1, "one tuple of actions for each rank"),
         ((None,), 1, "one tuple of actions for each rank"),
+        (None, 1, "one tuple of actions for each rank"),
         ((("0F0",),), 1, "programs hold Actions, not str; parse_action makes"),
         ((((0, Kind.F, 0, ()),),), 1, "programs hold Actions, not tuple"),
         (((Action(0, "F", 0),),), 1, "kind is a Kind, .* not str"),  # type: ignore[arg-type]

@@ -93,7 +93,8 @@ class Schedule:
 
     def _check_programs(self) -> None:
         # A dict would be taken for its keys, a list would make equal schedules unequal.
-        if not all(type(part) is tuple for part in (self.programs, *self.programs)):
+        given: object = self.programs
+        if type(given) is not tuple or not all(type(part) is tuple for part in given):
             raise ParameterError(
                 "schedule: programs are a tuple that holds one tuple of actions for each rank, "
                 "from 0 to P-1"
