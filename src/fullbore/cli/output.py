@@ -14,6 +14,7 @@ import click
 from fullbore.errors import FormatError
 from fullbore.formats import DIALECTS, FORMATS, dumps, save
 from fullbore.ir import Schedule
+from fullbore.view.table import render_table
 
 # What pictures use beyond ASCII, for terminals that have nothing else.
 PLAIN = str.maketrans({"·": ".", "─": "-"})
@@ -47,23 +48,8 @@ def echo_json(value: object) -> None:
 
 
 def echo_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells, the first one their heads: text to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    right = [all(_is_number(cell) for cell in column[1:]) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if flush else cell.ljust(width)
-            for cell, width, flush in zip(row, widths, right, strict=True)
-        ]
-        click.echo("  ".join(cells).rstrip())
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell.rstrip("%"))
-    except ValueError:
-        return cell == "-"
-    return True
+    """Print rows of cells, the first one their heads."""
+    click.echo(render_table(rows), nl=False)
 
 
 def wants_color(choice: bool | None) -> bool:  # noqa: FBT001 - an option's value

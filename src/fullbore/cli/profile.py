@@ -8,13 +8,13 @@ import click
 
 from fullbore.cli.costs import costs_option
 from fullbore.cli.help import examples
-from fullbore.cli.output import echo_json, echo_table, json_option
+from fullbore.cli.output import echo_json, json_option
 from fullbore.cli.source import Request, source_options
 from fullbore.errors import FormatError
 from fullbore.ir import Form
 from fullbore.passes import lower
-from fullbore.sim import Costs, Profile, load_profile, load_torch_traces, save_costs
-from fullbore.sim.report import Report, report
+from fullbore.sim import Costs, Profile, load_profile, load_torch_traces, report, save_costs
+from fullbore.view.report import render_report
 
 
 @click.command(
@@ -59,7 +59,8 @@ def profile(
         facts["ranks"] = [rank._asdict() for rank in found.ranks]
         echo_json(facts)
         return
-    _print(measured, found)
+    name = measured.schedule.name or "schedule"
+    click.echo(render_report(found, name=name), nl=False)
 
 
 def _read(files: tuple[str, ...], schedule: str | None, request: Request) -> Profile:
@@ -69,28 +70,3 @@ def _read(files: tuple[str, ...], schedule: str | None, request: Request) -> Pro
     if len(files) > 1:
         raise click.UsageError("several files are traces of torch's profiler: say --schedule")
     return load_profile(files[0])
-
-
-def _print(measured: Profile, found: Report) -> None:
-    name = measured.schedule.name or "schedule"
-    click.echo(
-        f"{name}: {found.steps} steps, median {_ms(found.measured)} ms; predicted "
-        f"{_ms(found.predicted)} ms, error {found.error:.1%}"
-    )
-    click.echo()
-    rows: list[tuple[str, ...]] = [("action", "samples", "predicted ms", "measured ms", "error")]
-    for row in found.actions:
-        stage = "" if row.stage < 0 else str(row.stage)
-        predicted = "-" if row.predicted is None else _ms(row.predicted)
-        error = "-" if row.error is None else f"{row.error:.1%}"
-        rows.append(
-            (f"{stage}{row.kind.name}", str(row.samples), predicted, _ms(row.median), error)
-        )
-    echo_table(rows)
-    click.echo()
-    heads = ("rank", "compute ms", "receiving", "sending", "overhead", "idle")
-    echo_table([heads, *((str(r), *map(_ms, rank)) for r, rank in enumerate(found.ranks))])
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}"
