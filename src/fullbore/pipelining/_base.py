@@ -253,7 +253,6 @@ class _PipelineSchedule(Served, ABC):
             batch = self._prepare(pipeline, whole, presplit, losses, training=training)
         except BaseException as error:
             pipeline.abandon(error)
-            raise
         options: dict[str, Any] = batch._asdict()
         weights = options.pop("weights")
         if training:

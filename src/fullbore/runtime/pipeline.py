@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -291,10 +291,11 @@ class Pipeline:
             steps = worker.steps if isinstance(worker, RecordingWorker) else ()
             return gather_profile(self.schedule, steps, self._gathering, epoch)
 
-    def abandon(self, error: BaseException) -> None:
-        """Tell the other ranks that this one, because of ``error``, takes no part in the step or
-        evaluation that they begin."""
-        self._fail(error)
+    def abandon(self, error: BaseException) -> NoReturn:
+        """Raise ``error`` as the outcome of a step or evaluation that all ranks begin: the others
+        are told, and don't wait for this one."""
+        with self._attempt(training=True):
+            raise error
 
     def close(self) -> None:
         """Release the transport."""

@@ -1,0 +1,108 @@
+"""What the processes of ``test_across.py`` run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.pipelining.programs import DEVICE, batches, layers, mean_square
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from fullbore.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
+from fullbore.pipelining.schedules import get_schedule_class
+
+
+def failure(call: Callable[[], Any]) -> str:
+    """The type and text of what ``call`` raises."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def bad_arguments_on_one_rank(rank: int, size: int) -> list[str]:
+    """Rank 1 gives what cannot be used, in several ways; a good step follows each."""
+    (module,) = layers(size)[rank : rank + 1]
+    schedule = Schedule1F1B(PipelineStage(module, rank, size, DEVICE), 4, mean_square)
+    x, y = batches(1)[0]
+    bad: list[dict[str, Any]] = [
+        {"target_mbs": (y,)},
+        {"target": y, "losses": ()},
+        {"target": y[:3]},
+        {"losses": []},
+    ]
+    found = []
+    for given in bad:
+        call = partial(schedule.step, **given) if rank else partial(schedule.step, x)
+        found.append(failure(call))
+        schedule.step(x, target=y)
+    if rank:
+        with torch.no_grad():
+            found.append(failure(lambda: schedule.step(target=y)))
+    else:
+        found.append(failure(lambda: schedule.step(x)))
+    schedule.close()
+    return found
+
+
+def shared_losses(rank: int, size: int) -> tuple[list[Tensor], list[Tensor], int]:
+    """The losses of a step and of an evaluation, asked for on every rank."""
+    own, modules = (rank, 2 * size - 1 - rank), layers(2 * size)
+    made = [PipelineStage(modules[s], s, 2 * size, DEVICE) for s in own]
+    schedule = ScheduleZBVZeroBubble(made, 4, mean_square)
+    schedule.share_losses = True
+    x, y = batches(1)[0]
+    losses: tuple[list[Tensor], list[Tensor]] = [], []
+    last = rank == schedule.loss_rank
+    schedule.step(x, target=y if last else None, losses=losses[0])
+    schedule.eval(x, target=y if last else None, losses=losses[1])
+    schedule.close()
+    return *losses, schedule.loss_rank
+
+
+def modules_replaced(rank: int, size: int) -> list[str]:
+    """After the first step: refused, unless all ranks close their schedules."""
+    modules = layers(size)
+    stage = PipelineStage(modules[rank], rank, size, DEVICE)
+    schedule = Schedule1F1B(stage, 4, mean_square)
+    x, y = batches(1)[0]
+    schedule.step(x, target=y)
+    stage.submod = nn.Linear(8, 8)
+    found = [failure(lambda: schedule.step(x, target=y))]
+    schedule.close()
+    found.append(failure(lambda: schedule.step(x, target=y)))
+    schedule.close()
+    return [*found, str(stage.submod.weight.grad is not None)]
+
+
+def replicas(rank: int, size: int, name: str, wrapped: str) -> Any:
+    """Two replicas of a pipeline of two ranks, whose modules are sharded or replicated."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    pipe, copies = mesh["pp"].get_group(), mesh["dp"]
+    position, replica = dist.get_rank(pipe), mesh["dp"].get_local_rank()
+    own, modules = (position, 3 - position), layers(4)
+    made = [PipelineStage(modules[s], s, 4, DEVICE, group=pipe, get_mesh=None) for s in own]
+    for stage in made:
+        if wrapped == "fsdp2":
+            fully_shard(stage.submod, mesh=copies)
+        else:
+            stage.submod = DistributedDataParallel(stage.submod, process_group=copies.get_group())
+    schedule = get_schedule_class(name)(made, 4, mean_square)
+    assert schedule.rank == position
+    x, y = batches(2)[replica]
+    schedule.step(x, target=y)
+    schedule.close()
+    return {s: [whole(p.grad) for p in modules[s].parameters()] for s in own}
+
+
+def whole(gradient: Tensor | None) -> Tensor | None:
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
