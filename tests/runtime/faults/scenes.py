@@ -148,15 +148,16 @@ def evaluate_alone(size: int, alone: int, transport: Transport, rank: int, clock
     clock.call(lambda: pipe.step(x, target=y))
 
 
-def without_gradients(size: int, where: int, transport: Transport, rank: int, clock: Clock) -> None:
-    """``step`` under ``no_grad``, then under ``inference_mode``, on one rank."""
+def without_gradients(
+    size: int, mode: str, where: int, transport: Transport, rank: int, clock: Clock
+) -> None:
+    """``step`` under ``no_grad`` or ``inference_mode`` on one rank."""
     pipe, _ = make(transport, rank, size, clock)
     x, y = batch()
-    for mode in (torch.no_grad, torch.inference_mode):
-        if rank == where:
-            clock.begin()
-        with mode() if rank == where else nullcontext():
-            clock.call(lambda: pipe.step(x, target=y))
+    if rank == where:
+        clock.begin()
+    with getattr(torch, mode)() if rank == where else nullcontext():
+        clock.call(lambda: pipe.step(x, target=y))
     clock.call(lambda: pipe.step(x, target=y))
 
 
