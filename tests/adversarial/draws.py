@@ -13,7 +13,7 @@ from random import Random
 from tests.passes.samples import random_order
 
 from fullbore.ir import KINDS, Action, Form, Kind, Placement, Schedule, fuse
-from fullbore.passes import lower
+from fullbore.passes import lower, run_passes
 from fullbore.schedules import build
 from fullbore.verify import verify
 
@@ -95,6 +95,17 @@ def lowered(random: Random, schedule: Schedule) -> Schedule:
         sink=random.randrange(2) == 0,
         batch=random.randrange(2) == 0,
     )
+
+
+BEFORE = ("merge_backward", "split_backward", "fuse_overlap", "expand_overlap")
+AFTER = ("batch_communication", "unbatch_communication", "sink_receives")
+
+
+def transformed(random: Random, schedule: Schedule) -> Schedule:
+    """A compute schedule after some passes, lowered, and after some more."""
+    before = random.choices(BEFORE, k=random.randrange(4))
+    plan = lowered(random, run_passes(schedule, ",".join(before)))
+    return run_passes(plan, ",".join(random.choices(AFTER, k=random.randrange(3))))
 
 
 def valid(random: Random) -> Schedule:

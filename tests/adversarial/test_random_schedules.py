@@ -9,12 +9,20 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from tests.adversarial.budget import budget
 from tests.adversarial.compare import assert_right
-from tests.adversarial.draws import lowered, overlapped
+from tests.adversarial.draws import known, lowered, overlapped, transformed
 
 from fullbore.formats import dumps
 from fullbore.verify import check
 
 pytestmark = pytest.mark.torch
+
+
+@budget(0.5)
+@given(st.randoms(use_true_random=True))
+def test_passes_keep_it_so(random: Random) -> None:
+    plan = transformed(random, random.choice((known, overlapped))(random))
+    note(dumps(plan, format="txt"))
+    assert_right(plan)
 
 
 @budget()
