@@ -15,7 +15,7 @@ def test_c27_one_clear_error_on_every_rank(kind: Kind, mode: str, where: int) ->
     seen = play(partial(without_gradients, 3, mode, where), Setting(kind, 3, timeout=300.0))
     for one in seen:
         assert one.texts is not None
-        failed, good = one.texts
+        before, failed, after = one.texts
         assert "step() computes gradients, which are switched off here" in failed
-        assert good == "fine"
+        assert before == after == "fine"
         assert one.seconds < 5.0

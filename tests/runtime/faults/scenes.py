@@ -151,9 +151,10 @@ def evaluate_alone(size: int, alone: int, transport: Transport, rank: int, clock
 def without_gradients(
     size: int, mode: str, where: int, transport: Transport, rank: int, clock: Clock
 ) -> None:
-    """``step`` under ``no_grad`` or ``inference_mode`` on one rank."""
+    """``step`` under ``no_grad`` or ``inference_mode`` on one rank, between two good ones."""
     pipe, _ = make(transport, rank, size, clock)
     x, y = batch()
+    clock.call(lambda: pipe.step(x, target=y))
     if rank == where:
         clock.begin()
     with getattr(torch, mode)() if rank == where else nullcontext():
