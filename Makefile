@@ -5,14 +5,16 @@ BIN := .venv/bin
 CODE := src tests $(wildcard bench)
 
 # What pip alone does not bring: a GPU, Monarch, a browser.
-EVERYWHERE := not gpu and not monarch and not browser
-TORCH_FREE := $(EVERYWHERE) and not torch and not gloo and not slow
+BROWSER := $(wildcard /usr/bin/chromium)
+EVERYWHERE := not gpu and not monarch$(if $(BROWSER),, and not browser)
+TORCH_FREE := not gpu and not monarch and not browser and not torch and not gloo and not slow
 
 .PHONY: test test-fast lint format demo clean
 .DEFAULT_GOAL := test
 
 test: lint
 	$(BIN)/pytest -m '$(EVERYWHERE)'
+	@test -n '$(BROWSER)' || echo 'Not run: tests marked browser; they need /usr/bin/chromium (apt-get install chromium).'
 
 test-fast: .venv/.ok
 	$(BIN)/pytest -m '$(TORCH_FREE)'

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-HEAVY = {"torch", "numpy", "click", "rich"}
+HEAVY = {"torch", "numpy", "click", "rich", "matplotlib"}
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,21 @@
 """Pictures of schedules."""
 
 from fullbore.view.around import render_around
+from fullbore.view.figure import render_figure
+from fullbore.view.files import save_picture
 from fullbore.view.grid import render_grid, render_html
+from fullbore.view.page import render_page
+from fullbore.view.panel import Panel, simulated
+from fullbore.view.trace import render_trace
 
-__all__ = ["render_around", "render_grid", "render_html"]
+__all__ = [
+    "Panel",
+    "render_around",
+    "render_figure",
+    "render_grid",
+    "render_html",
+    "render_page",
+    "render_trace",
+    "save_picture",
+    "simulated",
+]
