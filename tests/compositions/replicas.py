@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import fullbore as fb
-from fullbore.runtime import P2PTransport, Pipeline, Stage
+from fullbore.runtime import LocalTransport, P2PTransport, Pipeline, Stage
 from fullbore.verify import accumulates_in_order
 
 FAMILIES = (
@@ -81,7 +81,8 @@ class Found:
     gradients: list[dict[int, Gradients]] = field(default_factory=list)
     losses: list[Sequence[Tensor] | None] = field(default_factory=list)
     replica: int = 0
-    extra: Any = None
+    flags: dict[int, Any] = field(default_factory=dict)
+    buffers: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
 
 def run_step(pipe: Pipeline, modules: dict[int, nn.Module], found: Found, step: int = 0) -> None:
@@ -93,7 +94,9 @@ def run_step(pipe: Pipeline, modules: dict[int, nn.Module], found: Found, step: 
         for name, gradient in gradients.items():
             assert_same(gradient, before[stage][name], exact=True, what=f"{name} after eval()")
     out = pipe.step(x, target=y)
-    if out.losses is not None:
+    # Evaluation doesn't normalize by the microbatch.
+    has_norm = any(isinstance(m, nn.BatchNorm1d) for s in modules.values() for m in s.modules())
+    if out.losses is not None and not has_norm:
         assert evaluated.losses is not None
         assert all(map(torch.equal, evaluated.losses, out.losses))
     found.losses.append(out.losses)
@@ -227,6 +230,7 @@ class Variant:
         lowered: options to lower the schedule with beforehand.
         options: of the Pipeline.
         syncs: for each step, whether gradients are reduced, by the wrapper's own switch.
+        together: what is done to all stages of a rank once they are wrapped.
         rate: the learning rate of an SGD step after each step; gradients are zeroed then.
     """
 
@@ -234,17 +238,19 @@ class Variant:
     wrap: Wrap
     make: Callable[[int], list[nn.Module]] = blocks
     stages_per_rank: int | None = None
+    microbatches: int = MICROBATCHES
     lowered: dict[str, Any] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     syncs: tuple[bool, ...] = (True,)
     rate: float = 0.0
     loop_wrap: Wrap | None = None
+    together: Callable[[list[nn.Module]], None] | None = None
 
     def plan(self) -> fb.Schedule:
         plan = fb.build(
             self.family,
             num_ranks=2,
-            num_microbatches=MICROBATCHES,
+            num_microbatches=self.microbatches,
             stages_per_rank=self.stages_per_rank,
         )
         return plan if self.lowered is None else fb.lower(plan, **self.lowered)
@@ -263,21 +269,42 @@ def run_variants(rank: int, size: int, variants: dict[str, Variant]) -> Compared
     return results
 
 
+def run_hybrid(rank: int, size: int, variants: dict[str, Variant]) -> Compared:
+    """The same for four replicas of a pipeline that has all its ranks in one process; parameters
+    are spread over two replicas each."""
+    del rank, size
+    parts, results = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")), {}
+    for name, variant in variants.items():
+        results[name] = run_pipeline(variant, parts), run_loop(variant, parts)
+    dist.barrier()
+    return results
+
+
+def replica_of(parts: DeviceMesh) -> int:
+    """Which batch this process has."""
+    return parts.get_local_rank("dp") if "pp" in (parts.mesh_dim_names or ()) else dist.get_rank()
+
+
 def run_pipeline(variant: Variant, parts: DeviceMesh) -> Found:
     plan = variant.plan()
-    transport = P2PTransport(parts.get_group("pp"), timeout=60.0)
-    modules = variant.make(plan.num_stages)
-    own = plan.placement.stages_of(transport.ranks[0])
+    modules, own = variant.make(plan.num_stages), tuple(range(plan.num_stages))
+    transport: LocalTransport | P2PTransport = LocalTransport()
+    if "pp" in (parts.mesh_dim_names or ()):
+        transport = P2PTransport(parts.get_group("pp"), timeout=60.0)
+        own = plan.placement.stages_of(transport.ranks[0])
     wrapped = {s: variant.wrap(modules[s], parts) for s in own}
+    if variant.together is not None:
+        variant.together(list(wrapped.values()))
     stages = [Stage(module, s, plan.num_stages) for s, module in wrapped.items()]
     pipe = Pipeline(stages, plan, transport=transport, loss_fn=mse, **variant.options)
-    found = Found(replica=parts.get_local_rank("dp"))
+    found = Found(replica=replica_of(parts))
     for step, syncs in enumerate(variant.syncs):
         for module in wrapped.values():
             switch(module, syncs)
         run_step(pipe, wrapped, found, step)
         descend(wrapped, variant.rate)
-    found.extra = [flags(module) for module in wrapped.values()]
+    found.flags = {stage: flags(module) for stage, module in wrapped.items()}
+    found.buffers = {stage: buffers(module) for stage, module in wrapped.items()}
     transport.close()
     return found
 
@@ -288,22 +315,26 @@ def run_loop(variant: Variant, parts: DeviceMesh) -> Found:
     made = variant.make(plan.num_stages)
     wrap = variant.loop_wrap or variant.wrap
     modules = {s: wrap(module, parts) for s, module in enumerate(made)}
-    found = Found(replica=parts.get_local_rank("dp"))
+    if variant.together is not None:
+        variant.together(list(modules.values()))
+    found = Found(replica=replica_of(parts))
     for step, syncs in enumerate(variant.syncs):
-        x, y = (t.tensor_split(MICROBATCHES) for t in batch(found.replica, step))
+        count = variant.microbatches
+        x, y = (t.tensor_split(count) for t in batch(found.replica, step))
         losses = []
-        for m in range(MICROBATCHES):
+        for m in range(count):
             for module in modules.values():
-                switch(module, syncs and m == MICROBATCHES - 1)
+                switch(module, syncs and m == count - 1)
             loss = mse(apply(modules.values(), x[m]), y[m])
-            (loss / MICROBATCHES).backward()
+            (loss / count).backward()
             losses.append(loss.detach())
         found.losses.append(losses)
         found.gradients.append(snapshot(modules))
         descend(modules, variant.rate)
     for module in modules.values():
         switch(module, variant.syncs[-1])
-    found.extra = [flags(module) for module in modules.values()]
+    found.flags = {stage: flags(module) for stage, module in modules.items()}
+    found.buffers = {stage: buffers(module) for stage, module in modules.items()}
     return found
 
 
@@ -329,6 +360,10 @@ def descend(modules: dict[int, nn.Module], rate: float) -> None:
         optimizer = torch.optim.SGD(module.parameters(), rate)
         optimizer.step()
         optimizer.zero_grad()
+
+
+def buffers(module: nn.Module) -> dict[str, Tensor]:
+    return {name.replace("module.", ""): b.clone() for name, b in module.named_buffers()}
 
 
 def flags(module: nn.Module) -> list[tuple[Any, ...]]:
@@ -371,5 +406,8 @@ def compare(variant: Variant, results: Sequence[tuple[Found, Found]]) -> None:
             assert b is not None
             for m, loss in enumerate(a or ()):
                 assert_same(loss, b[m], exact=all(in_order) or not variant.rate, what=f"loss {m}")
-        own = list(found.gradients[0])
-        assert found.extra == [loop.extra[stage] for stage in own]
+        for stage, set_to in found.flags.items():
+            assert set_to == loop.flags[stage]
+            # DDP gives all replicas those of the first.
+            for name, buffer in results[0][1].buffers[stage].items():
+                assert_same(found.buffers[stage][name], buffer, exact=True, what=name)

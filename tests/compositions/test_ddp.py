@@ -111,6 +111,7 @@ VARIANTS = {
     "gradients are views": Variant("dualpipev", with_views, syncs=(True, True)),
     "unused": Variant("interleaved_zero_bubble", finding_unused, choices, syncs=(True, True)),
     "sparse": Variant("interleaved_zero_bubble", wrap, lookups, syncs=(True, True)),
+    "batch norm": Variant("interleaved_zero_bubble", wrap, normalized, syncs=(True, True)),
     "lowered without": Variant("interleaved_zero_bubble", wrap, lowered={}),
     "lowered with": Variant("interleaved_1f1b", wrap, lowered={"reduce_grad": True}),
     "two steps, one reduction": Variant("zbv_zero_bubble", wrap, syncs=(False, True)),

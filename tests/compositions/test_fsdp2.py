@@ -18,6 +18,7 @@ from tests.compositions.replicas import (
     check,
     compare,
     run_families,
+    run_hybrid,
     run_variants,
 )
 from tests.pool import Pool
@@ -78,6 +79,21 @@ def replicated(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return module
 
 
+def hybrid(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for part in module.children():
+        fully_shard(part, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    return module
+
+
+def share_streams(modules: list[nn.Module]) -> None:
+    from torch.distributed.fsdp import share_comm_ctx
+
+    share_comm_ctx(modules)  # type: ignore[arg-type] # torch names the class that it adds
+
+
 class Checkpointed(nn.Sequential):
     """Recomputes its blocks in backward."""
 
@@ -128,7 +144,13 @@ VARIANTS = {
     "lowered without": Variant("interleaved_zero_bubble", nested, lowered={}, syncs=(True, True)),
     "reduced, not gathered": Variant("zbv_zero_bubble", nested, lowered={"reduce_grad": True}),
     "two steps, one reduction": Variant("zbv_zero_bubble", nested, syncs=(False, True)),
+    "shared streams": Variant("interleaved_zero_bubble", freed, together=share_streams),
     "trained": Variant("zbv_zero_bubble", nested, syncs=(True,) * 3, rate=0.3),
+}
+
+HYBRID = {
+    "shards and copies": Variant("interleaved_zero_bubble", hybrid, syncs=(True, True)),
+    "shards and copies, one reduction": Variant("zbv_zero_bubble", hybrid, syncs=(False, True)),
 }
 
 
@@ -150,3 +172,13 @@ def compared(pool: Callable[[int], Pool]) -> list[Compared]:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_like_a_plain_loop(compared: list[Compared], name: str) -> None:
     compare(VARIANTS[name], [rank[name] for rank in compared])
+
+
+@pytest.fixture(scope="module")
+def compared_hybrid(pool: Callable[[int], Pool]) -> list[Compared]:
+    return pool(4).run(run_hybrid, HYBRID)
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_with_copies_like_a_plain_loop(compared_hybrid: list[Compared], name: str) -> None:
+    compare(HYBRID[name], [rank[name] for rank in compared_hybrid])
