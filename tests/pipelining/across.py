@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from tests.pipelining.programs import DEVICE, batches, layers, mean_square
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from fullbore.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
 from fullbore.pipelining.schedules import get_schedule_class
@@ -104,5 +105,77 @@ def replicas(rank: int, size: int, name: str, wrapped: str) -> Any:
     return {s: [whole(p.grad) for p in modules[s].parameters()] for s in own}
 
 
-def whole(gradient: Tensor | None) -> Tensor | None:
-    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+def whole(tensor: Tensor | None) -> Tensor | None:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class Column(nn.Module):
+    """A linear layer whose columns are on several ranks: gives a DTensor."""
+
+    def __init__(self, layer: nn.Linear, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
+        self.mesh = mesh
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
+        return torch.nn.functional.linear(whole, self.weight).tanh()
+
+
+class Row(nn.Module):
+    """The layer after it: takes the DTensor; what it gives is to be summed over the ranks."""
+
+    def __init__(self, layer: nn.Linear, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(1)]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(x, DTensor)
+        assert x.placements == (Shard(1),)
+        summed = torch.nn.functional.linear(x, self.weight)
+        assert isinstance(summed, DTensor)
+        return summed.redistribute(placements=[Replicate()])
+
+
+def square(output: Tensor, target: Tensor) -> Tensor:
+    """Of a DTensor, a DTensor."""
+    assert isinstance(output, DTensor)
+    target = DTensor.from_local(target, output.device_mesh, [Replicate()], run_check=False)
+    return (output - target).square().mean()
+
+
+def linears() -> list[nn.Linear]:
+    torch.manual_seed(0)
+    return [nn.Linear(8, 8, bias=False) for _ in range(2)]
+
+
+def tensor_parallel(rank: int, size: int, api: str) -> Any:
+    """Two stages of two ranks each, with a DTensor between them: the weight's gradient."""
+    pipelining = import_module(api)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    group, position = mesh["pp"].get_group(), mesh["pp"].get_local_rank()
+    asked: list[tuple[str, ...]] = []
+
+    def get_mesh(names: tuple[str, ...], layout: Any) -> DeviceMesh:
+        asked.append(names)
+        assert layout == mesh["tp"]._layout
+        return mesh["tp"]
+
+    module = (Column, Row)[position](linears()[position], mesh["tp"])
+    stage = pipelining.PipelineStage(module, position, 2, DEVICE, group=group, get_mesh=get_mesh)
+    schedule = pipelining.Schedule1F1B(stage, 4, square)
+    kept: list[Any] = []
+    for x, y in batches(2):
+        if position == 0:
+            schedule.step(x)
+        else:
+            losses: list[Tensor] = []
+            output = schedule.step(target=y, losses=losses)
+            kept += [whole(output.detach()), [whole(loss.detach()) for loss in losses]]
+        kept.append(whole(module.weight.grad))
+        module.zero_grad()
+    assert position == 0 or set(asked) == {("tp",)}
+    hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+    if api.startswith("fullbore"):
+        schedule.close()
+    return position, kept, hooks

@@ -9,6 +9,7 @@ from tests.pipelining.across import (
     modules_replaced,
     replicas,
     shared_losses,
+    tensor_parallel,
 )
 from tests.pipelining.programs import batches, layers, mean_square
 from tests.pool import Pool
@@ -50,3 +51,13 @@ def test_replicas_of_a_pipeline(pool: Callable[[int], Pool], name: str, wrapped:
         for stage, gradients in named.items():
             wanted = [parameter.grad for parameter in modules[stage].parameters()]
             torch.testing.assert_close(gradients, wanted)
+
+
+def test_dtensors_between_stages(pool: Callable[[int], Pool]):
+    """As torch hands them over, with the same numbers."""
+    apis = ("fullbore.pipelining", "torch.distributed.pipelining")
+    found, wanted = (pool(4).run(tensor_parallel, api) for api in apis)
+    for (position, values, hooks), (same, theirs, _) in zip(found, wanted, strict=True):
+        assert (position, hooks) == (same, 0)
+        assert len(values) == len(theirs)
+        torch.testing.assert_close(values, theirs, rtol=0, atol=0)

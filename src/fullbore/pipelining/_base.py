@@ -19,6 +19,7 @@ from fullbore.pipelining._actions import read_kind
 from fullbore.pipelining._batch import Microbatches, Presplit, Whole, check_losses, prepare
 from fullbore.pipelining._custom import Desk, _CustomFunctionProtocol, adapt
 from fullbore.pipelining._dry import DryRunTransport
+from fullbore.pipelining._dtensor import whole_loss
 from fullbore.pipelining._served import Served
 from fullbore.pipelining.microbatch import merge_chunks
 from fullbore.pipelining.stage import adopt
@@ -251,7 +252,7 @@ class _PipelineSchedule(Served, ABC):
         pipeline = self._ready()
         try:
             batch = self._prepare(pipeline, whole, presplit, losses, training=training)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - abandon raises it again
             pipeline.abandon(error)
         options: dict[str, Any] = batch._asdict()
         weights = options.pop("weights")
@@ -263,7 +264,7 @@ class _PipelineSchedule(Served, ABC):
             stage._desk, stage.has_backward = self._desk, training
         self._losses = losses
         self.backward_counter.clear()
-        handles = [h for s in self._stages for h in s.watch()] if not self._is_checked else []
+        handles = [h for s in self._stages for h in s.attend(first=not self._is_checked)]
         try:
             run = pipeline.step if training else pipeline.eval
             out = run(
@@ -333,7 +334,7 @@ class _PipelineSchedule(Served, ABC):
             [stage.make() for stage in self._stages],
             schedule,
             transport=transport,
-            loss_fn=self._loss_fn,
+            loss_fn=None if self._loss_fn is None else whole_loss(self._loss_fn),
             backward_requires_autograd=self._backward_requires_autograd,
         )
         for kind in self._functions:

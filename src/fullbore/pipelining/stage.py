@@ -19,6 +19,7 @@ from fullbore.pipelining._custom import (
     check_loss,
     compute_forward,
 )
+from fullbore.pipelining._dtensor import Carrier, GetMesh
 from fullbore.pipelining._metadata import (
     Builder,
     Metas,
@@ -81,6 +82,8 @@ class _PipelineStageBase:
         self.stage_index_to_group_rank = {s: s % self.group_size for s in range(num_stages)}
         self.declared_inputs: Metas | None = None
         self.declared_outputs: Metas | None = None
+        self.get_mesh: GetMesh | None = None
+        self._carrier: Carrier | None = None
         self._desk = Desk()
 
     @property
@@ -184,14 +187,22 @@ class _PipelineStageBase:
         # The module stays where it is, as with torch: it may be sharded, or have no memory yet.
         return Stage(self._module(), self.stage_index, self.num_stages, dw_builder=self.dw_builder)
 
-    def watch(self) -> list[RemovableHandle]:
-        """Compare the first microbatch with what was declared, until the handles are removed."""
-        return watch(
-            self.submod,
-            self.stage_index,
-            inputs=self.declared_inputs,
-            outputs=self.declared_outputs,
-        )
+    def attend(self, *, first: bool) -> list[RemovableHandle]:
+        """Let the module take and give DTensors, until the handles are removed.
+
+        Args:
+            first: it is the first run: compare the first microbatch with what was declared, and see
+                whether there are any DTensors.
+        """
+        handles: list[RemovableHandle] = []
+        if first:
+            declared = {"inputs": self.declared_inputs, "outputs": self.declared_outputs}
+            handles += watch(self.submod, self.stage_index, **declared)
+            if self.get_mesh is not None:
+                self._carrier = Carrier(self.stage_index, self.get_mesh, gives=not self.is_last)
+        if self._carrier is not None and (first or self._carrier.seen):
+            handles += self._carrier.install(self.submod)
+        return handles
 
 
 class PipelineStage(_PipelineStageBase):
@@ -207,7 +218,8 @@ class PipelineStage(_PipelineStageBase):
         group: the ranks of the pipeline; all ranks if None.
         dw_builder: for modules that put off their weights' gradients by themselves; see
             ``fullbore.runtime.Stage``.
-        get_mesh: kept for programs that read it. DTensors can't be handed to another stage.
+        get_mesh: ``get_mesh(names, layout)`` gives this rank's mesh with these dimensions. With it,
+            DTensors can be handed from stage to stage; all stages need it then.
 
     Raises:
         ParameterError: the index is out of range.
@@ -227,7 +239,7 @@ class PipelineStage(_PipelineStageBase):
         input_grads: Tensor | tuple[Tensor | None, ...] | None = None,
         group: dist.ProcessGroup | None = None,
         dw_builder: Builder | None = None,
-        get_mesh: Any = None,
+        get_mesh: GetMesh | None = None,
     ) -> None:
         super().__init__(submodule, stage_index, num_stages, device, group, dw_builder)
         self.get_mesh = get_mesh
@@ -279,6 +291,7 @@ class _Adopted(_PipelineStageBase):
             getattr(source, "group", None),
             getattr(source, "dw_builder", None),
         )
+        self.get_mesh = getattr(getattr(source, "_mesh_cache", None), "_get_mesh_cb", None)
         declared = getattr(source, "_user_meta", None)
         self.declared_inputs = metas(getattr(declared, "inputs", None), what="input_args")
         self.declared_outputs = metas(getattr(declared, "outputs", None), what="output_args")
