@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 import fullbore as fb
 from fullbore.cli import main
 from fullbore.runtime import Pipeline
+from fullbore.sim import load_costs, load_profile
 from fullbore.train import rank
 from fullbore.train.model import loss_fn
 
@@ -203,6 +204,27 @@ def test_evaluation_every_so_often_changes_nothing():
         start("zbv", 2, "--steps", 4, "--eval-every", 1)["last_loss"]
         == start("zbv", 2, "--steps", 4)["last_loss"]
     )
+
+
+def test_a_profile_of_the_latest_steps_is_written(tmp_path: Path):
+    folder = tmp_path / "out" / "profile"
+    facts = start("interleaved_zero_bubble", 2, "--steps", 3, "--profile", folder)
+    names = ["costs.json", "profile.json", "report.txt", "step.html", "step.trace.json"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    profile = load_profile(folder / "profile.json")
+    assert len(profile.steps) == 3
+    costs = load_costs(folder / "costs.json").table(profile.schedule.placement)
+    assert min(*costs.F, *costs.I, *costs.W) > 0
+    assert "0F " in (folder / "report.txt").read_text("utf-8")
+    assert facts["step_seconds"]["predicted"] > 0
+    assert json.loads((folder / "step.trace.json").read_text("utf-8"))["traceEvents"]
+
+
+def test_a_profile_that_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    result = train("-m", 2, *TINY, "--steps", 1, "--profile", tmp_path / "file" / "out")
+    assert result.exit_code == 2
+    assert "file/out: cannot be written: Not a directory" in result.stderr
 
 
 def test_the_summary_in_words_ends_with_the_loss():

@@ -1,10 +1,12 @@
 """What is said of a run, without running one."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fullbore.sim import Report
 from fullbore.train.compare import Difference
 from fullbore.train.messages import Outcome, Record
 from fullbore.train.progress import Progress
@@ -61,6 +63,18 @@ def test_words():
         in lines(progress(5.0, difference=NEAR))[1]
     )
     assert lines(progress()) == []
+
+
+def test_measured_times_are_told_of_ranks_that_ran_side_by_side():
+    found = progress(5.0)
+    found.report = Report(4, measured=0.25, predicted=0.24, error=0.04, actions=(), ranks=())
+    assert lines(found)[1] == (
+        "measured: pipeline steps of median 250.000 ms; predicted 240.000 ms, error 4.0%, from the "
+        "costs of their actions"
+    )
+    assert facts(found)["step_seconds"] == {"measured": 0.25, "predicted": 0.24, "error": 0.04}
+    found.settings = replace(found.settings, transport="local")
+    assert not any(line.startswith("measured") for line in lines(found))
 
 
 def test_facts_are_json():

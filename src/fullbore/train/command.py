@@ -103,6 +103,11 @@ Examples:
     "--save-every", metavar="N", type=COUNT, help="Steps between checkpoints; with --save."
 )
 @click.option("--resume", type=FILE, help="Go on from this checkpoint, on ranks of any number.")
+@click.option(
+    "--profile",
+    type=FILE,
+    help="Write the latest steps' profile to this folder: costs, a trace, a report.",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
     "--transport",

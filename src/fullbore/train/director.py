@@ -7,9 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from fullbore.errors import ParameterError
+from fullbore.sim import report
 from fullbore.train.checkpoint import Checkpoint, pack, save_checkpoint, unpack
 from fullbore.train.data import Text
-from fullbore.train.messages import Outcome, Ready, Record, Start, State, Verdict, Weights
+from fullbore.train.measured import write_profile
+from fullbore.train.messages import (
+    Measured,
+    Outcome,
+    Ready,
+    Record,
+    Start,
+    State,
+    Verdict,
+    Weights,
+)
 from fullbore.train.progress import Progress
 from fullbore.train.screen import Screen
 from fullbore.train.settings import Settings
@@ -48,6 +59,8 @@ class Director:
                 return self._judge(messages)
             case State():
                 return self._save([unpack(message.data) for message in messages])
+            case Measured():
+                return self._measure(messages)
             case Weights():
                 return [message.data for message in messages]
             case other:
@@ -79,6 +92,13 @@ class Director:
         if settings.save is not None and progress.outcome is not None:
             save = True
         return Verdict(save, progress.outcome)
+
+    def _measure(self, messages: Sequence[Measured]) -> None:
+        (profile,) = (message.profile for message in messages if message.profile is not None)
+        self.progress.report = report(profile)
+        if self._settings.profile is not None:
+            written = write_profile(profile, self.progress.report, self._settings.profile)
+            self._screen.note(f"wrote {', '.join(written)} to {self._settings.profile}")
 
     def _outcome(self) -> Outcome | None:
         progress = self.progress

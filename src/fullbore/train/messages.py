@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from fullbore.ir import Schedule
+from fullbore.sim import Profile
 from fullbore.train.compare import Difference
 from fullbore.train.settings import Recipe
 
@@ -103,3 +104,10 @@ class Weights:
     """Packed weights of a process's stages. The reply is those of all processes."""
 
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The profile of the latest steps, of all ranks, from the process of rank 0. No reply."""
+
+    profile: Profile | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fullbore.sim import Report
 from fullbore.train.compare import Difference, worst
 from fullbore.train.messages import Outcome, Record
 from fullbore.train.settings import Settings
@@ -23,6 +24,7 @@ class Progress:
         compared: how many tensors were compared.
         saved_at: the step of the latest checkpoint.
         outcome: how the run ends, once that is known.
+        report: the latest steps' times, measured and predicted, once the run has ended.
     """
 
     def __init__(self, settings: Settings, first_step: int) -> None:
@@ -35,6 +37,7 @@ class Progress:
         self.compared = 0
         self.saved_at: int | None = None
         self.outcome: Outcome | None = None
+        self.report: Report | None = None
 
     def add(self, records: Sequence[Record]) -> None:
         """Take in what all processes say of one step."""

@@ -15,7 +15,7 @@ from fullbore.train.checkpoint import pack, unpack
 from fullbore.train.compare import Difference, worst
 from fullbore.train.data import Batch, Text
 from fullbore.train.link import ChildLink, Link
-from fullbore.train.messages import Outcome, Ready, Record, Start, State, Verdict
+from fullbore.train.messages import Measured, Outcome, Ready, Record, Start, State, Verdict
 from fullbore.train.model import build_model, loss_fn, split_layers
 from fullbore.train.optimizer import Optimizer
 from fullbore.train.settings import Settings
@@ -42,6 +42,7 @@ def train_ranks(
         if verdict.save:
             link.ask(trainer.state())
         if verdict.outcome is not None:
+            link.ask(trainer.measured())
             return verdict.outcome
 
 
@@ -64,7 +65,9 @@ class Trainer:
             if rank in ranks
         }
         stages = [Stage(part, stage, schedule.num_stages) for stage, part in parts.items()]
-        self._pipeline = Pipeline(stages, schedule, loss_fn=loss_fn, transport=transport)
+        self._pipeline = Pipeline(
+            stages, schedule, loss_fn=loss_fn, transport=transport, profile=True
+        )
         self._optimizer = Optimizer(parts.values(), recipe)
         self._check = Check(parts, settings, link, device=self._device) if settings.check else None
         if start.state is not None:
@@ -100,6 +103,11 @@ class Trainer:
         """Weights and optimizer state of the stages held here."""
         optimizer = self._optimizer
         return State(pack({"model": optimizer.weights(), "optimizer": optimizer.state()}))
+
+    def measured(self) -> Measured:
+        """When the latest steps' actions ran."""
+        profile = self._pipeline.profile()
+        return Measured(profile if self._pipeline.ranks[0] == 0 else None)
 
     def _restore(self, packed: bytes) -> None:
         state = unpack(packed)

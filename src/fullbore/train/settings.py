@@ -82,6 +82,7 @@ class Settings:
         eval_every: steps between evaluations on held-out text; None for one at the end.
         save: where checkpoints go, if anywhere.
         save_every: steps between checkpoints; None for one at the end.
+        profile: the folder that the latest steps' profile goes to, if anywhere.
     """
 
     recipe: Recipe
@@ -95,6 +96,7 @@ class Settings:
     eval_every: int | None = None
     save: Path | None = None
     save_every: int | None = None
+    profile: Path | None = None
 
     def __post_init__(self) -> None:
         rows, parts = self.recipe.batch_size, self.schedule.num_microbatches

@@ -8,6 +8,7 @@ from fullbore.sim import unit_timeline
 from fullbore.train.messages import Outcome
 from fullbore.train.progress import Progress
 from fullbore.view.blocks import count
+from fullbore.view.report import summarize
 
 
 def facts(progress: Progress) -> dict[str, object]:
@@ -30,6 +31,7 @@ def facts(progress: Progress) -> dict[str, object]:
         "checkpoint": str(progress.settings.save) if saved else None,
         "checkpoint_step": progress.saved_at,
         "check": _check_facts(progress),
+        "step_seconds": _times(progress),
     }
 
 
@@ -37,7 +39,8 @@ def lines(progress: Progress) -> list[str]:
     """The same in words; the loss comes last. Nothing of nothing."""
     if not progress.steps_done:
         return []
-    return [line for line in (_work(progress), _check(progress), _loss(progress)) if line]
+    parts = (_work(progress), _measured(progress), _check(progress), _loss(progress))
+    return [line for line in parts if line]
 
 
 def complaint(progress: Progress) -> str | None:
@@ -74,6 +77,21 @@ def _work(progress: Progress) -> str:
         f"{schedule.name}: {shape}, {idle:.1%} bubble at unit costs; "
         f"{count(progress.steps_done, 'step')}, {progress.tokens_per_second:,.0f} tokens/s"
     )
+
+
+def _measured(progress: Progress) -> str | None:
+    """Of ranks that ran side by side: in one process, they took turns."""
+    found = progress.report
+    if found is None or progress.settings.transport == "local":
+        return None
+    return f"measured: pipeline steps of {summarize(found)}, from the costs of their actions"
+
+
+def _times(progress: Progress) -> dict[str, float] | None:
+    found = progress.report
+    if found is None:
+        return None
+    return {"measured": found.measured, "predicted": found.predicted, "error": found.error}
 
 
 def _check(progress: Progress) -> str | None:
