@@ -89,16 +89,10 @@ def save_checkpoint(
         state, options = optimizer_state(pipeline.stages, own, rename)
         content.update(_sections(model, state, options, extra=_packed(extra)))
 
-    def finish(metadata: Metadata, written: list[Any]) -> None:
-        if ranks.is_first:
-            FileSystemWriter(part).finish(metadata, written)
-            part.replace(target)
-
     try:
         ranks.do(collect)
         ranks.do(lambda: check_names(pipeline.all_gather(fingerprints(content.get("model", {})))))
-        metadata, written = _write(content, part, ranks)
-        ranks.do(lambda: finish(metadata, written))
+        _write(content, part, target, ranks=ranks)
     finally:
         if ranks.is_first:
             shutil.rmtree(part, ignore_errors=True)
@@ -148,13 +142,7 @@ def load_checkpoint(
         saved = (key.partition(".") for key in metadata.state_dict_metadata)
         return {name for section, _, name in saved if section == "model"}, set(model)
 
-    results = ranks.do(read)
-    unknown = results[0][0].difference(*(own for _, own in results))
-    if unknown:
-        raise ParameterError(
-            f"{source}: no stage has {min(unknown)}, which the checkpoint holds; are the names "
-            "those of the unsplit model? rename= says what a stage's parameters are called there"
-        )
+    _check_known(ranks.do(read), source)
     return torch.load(io.BytesIO(extra[0]), map_location="cpu", weights_only=True)
 
 
@@ -210,8 +198,8 @@ class _Ranks:
         return values
 
 
-def _write(content: State, part: Path, ranks: _Ranks) -> tuple[Metadata, list[Any]]:
-    """Every process writes its file; what is to be noted about them all."""
+def _write(content: State, part: Path, target: Path, *, ranks: _Ranks) -> None:
+    """Every process writes its file into ``part``, which becomes ``target``."""
     planner, writer = DefaultSavePlanner(), FileSystemWriter(part)
 
     def plan() -> Any:
@@ -230,7 +218,14 @@ def _write(content: State, part: Path, ranks: _Ranks) -> tuple[Metadata, list[An
             file = f"{own.storage_data.prefix}0.distcp"
             raise OSError(f"the file {file} cannot be written: {error}") from error
 
-    return metadata, ranks.do(write)
+    written = ranks.do(write)
+
+    def finish() -> None:
+        if ranks.is_first:
+            writer.finish(metadata, written)
+            part.replace(target)
+
+    ranks.do(finish)
 
 
 def _read(content: State, reader: FileSystemReader, metadata: Metadata) -> None:
@@ -264,6 +259,16 @@ def _metadata(reader: FileSystemReader, source: Path) -> Metadata:
         if size < end:
             raise OSError(f"the file {name} is not complete: it has {size} of {end} bytes")
     return metadata
+
+
+def _check_known(results: list[tuple[set[str], set[str]]], source: Path) -> None:
+    """Guard against a checkpoint of a larger model: all that it holds is in some stage."""
+    unknown = results[0][0].difference(*(own for _, own in results))
+    if unknown:
+        raise ParameterError(
+            f"{source}: no stage has {min(unknown)}, which the checkpoint holds; are the names "
+            "those of the unsplit model? rename= says what a stage's parameters are called there"
+        )
 
 
 def _make_room(target: Path, part: Path) -> None:
