@@ -11,7 +11,7 @@ from fullbore.errors import MissingExtra, ParameterError
 from fullbore.ir import Kind, Placement, Schedule
 from fullbore.passes import lower
 from fullbore.schedules import FAMILIES, build
-from fullbore.sim import TableCosts, UniformCosts
+from fullbore.sim import TableCosts, Timeline, UniformCosts
 from fullbore.view import Panel, render_figure, simulated
 from fullbore.view.palette import PALETTE
 from fullbore.view.panel import tiles_of
@@ -125,6 +125,13 @@ def test_parts_that_run_at_once_share_the_lane():
     assert len(upper) == len(lower_half) > 0
     for above, below in zip(upper, lower_half, strict=True):
         assert (above.start, above.end) == (below.start, below.end)
+
+
+def test_measured_overlaps_need_not_tell_the_times_of_their_parts():
+    panel = small("dualpipev", costs=UniformCosts(F=1, I=1, W=1, overlap=3))
+    ranks = tuple(tuple(s._replace(parts=()) for s in slots) for slots in panel.timeline.ranks)
+    measured = panel._replace(timeline=Timeline(ranks, panel.timeline.transfers))
+    assert tiles_of(measured) == tiles_of(panel)
 
 
 def test_sharding_is_drawn_beside_the_computation():

@@ -126,10 +126,12 @@ def _smaller(svg: bytes) -> bytes:
         (rb'(<text [^>]*?) transform="(translate\([-.\d ]+\) )?rotate\(-0[-.\d ]*\)"', rb"\1"),
         (rb"(<text [^>]*?); font-family: 'DejaVu Sans'", rb"\1"),
         (rb"(<text [^>]*?)'DejaVu Sans'", rb"\1" + _FONTS),
+        (rb'<g id="text_\d+">\n(<text .*</text>)\n</g>', rb"\1"),
         (rb"</style>", b"text{font-family: " + _FONTS + b"}</style>"),
     ):
         svg = re.sub(found, put, svg)
-    return svg
+    # A hundredth of a point is less than anyone sees.
+    return re.sub(rb"<[^>]*>", lambda tag: re.sub(rb"(\.\d\d)\d+", rb"\1", tag[0]), svg)
 
 
 def _figure(

@@ -130,8 +130,10 @@ def layout(
     most = max(panel.schedule.num_ranks for panel in panels)
     lane = 26.0 if most <= 8 else 20.0 if most <= 32 else 12.0
     font, numbers = _font(tiles, panels[0], pixels, lane)
-    entry = max(map(len, legend)) * 0.62 * Sheet.small * _PIXELS_PER_POINT + 42
-    columns = max(1, min(len(legend), int((width - Sheet.left) // entry)))
+    entries = [len(label) * _DIGIT * Sheet.small * _PIXELS_PER_POINT + 42 for label in legend]
+    inner = width - Sheet.left
+    one_row = sum(entries) <= inner
+    columns = len(entries) if one_row else max(1, int(inner // max(entries)))
     return Sheet(
         colors=colors,
         width=width,
