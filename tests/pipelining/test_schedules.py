@@ -190,6 +190,35 @@ def test_an_order_that_is_filled_in_after_it_was_set():
     assert schedule.loss_rank == 0
 
 
+def test_an_order_that_is_edited():
+    """Looking at it changes nothing; whatever was changed last is what runs."""
+    modules = layers(4)
+    schedule = runtime(modules)
+    schedule.pipeline_order = make("LoopedBFS").pipeline_order
+    before = [str(a) for a in schedule.pipeline_order_with_comms[0]]
+    check(schedule, modules)
+    pipeline = schedule._pipeline
+    assert schedule.pipeline_order
+    check(schedule, modules)
+    assert schedule._pipeline is pipeline
+    schedule.pipeline_order[0][:2] = schedule.pipeline_order[0][1::-1]
+    check(schedule, modules)
+    assert schedule._pipeline is not pipeline
+    after = [str(a) for a in schedule.pipeline_order_with_comms[0]]
+    assert [a for a in after if "F" in a][:2] == ["0F1", "0SEND_F1"]
+    assert sorted(after) == sorted(before)
+    vee = make("ZBVZeroBubble")
+    schedule.pipeline_order_with_comms = vee.pipeline_order_with_comms
+    check(schedule, modules)
+    assert schedule.loss_rank == 0
+    schedule._prepare_schedule_with_comms(make("LoopedBFS").pipeline_order)
+    assert [str(a) for a in schedule.pipeline_order_with_comms[0]] == before
+    single = ScheduleGPipe(stages(modules[:1])[0], 4, mean_square)
+    single.pipeline_order[0].reverse()
+    with pytest.raises(InvalidSchedule, match="0B3"):
+        single.step(*batches(1)[0][:1], target=batches(1)[0][1])
+
+
 class Backwards(PipelineScheduleSingle):
     """An order of one's own, by the method that torch has for it."""
 

@@ -132,6 +132,30 @@ Order = dict[int, list[_Action | None]]
 """What torch calls a pipeline order: the actions of each rank, None for an idle slot."""
 
 
+Frozen = tuple[tuple[int, tuple[_Action | None, ...]], ...]
+
+
+class Shown:
+    """A pipeline order that a user may look at, and edit.
+
+    Args:
+        order: what it is.
+        own: it is the user's own, not one that we wrote.
+    """
+
+    def __init__(self, order: Order, *, own: bool = False) -> None:
+        self.order = order
+        self._written = None if own else self._freeze()
+
+    def edits(self) -> Frozen | None:
+        """What it holds, if that is not what we wrote."""
+        now = self._freeze()
+        return None if now == self._written else now
+
+    def _freeze(self) -> Frozen:
+        return tuple((rank, tuple(actions)) for rank, actions in self.order.items())
+
+
 def write_order(schedule: Schedule) -> Order:
     """The programs by rank. There are no idle slots: they follow from the order."""
     return {rank: [write_action(a) for a in p] for rank, p in enumerate(schedule.programs)}

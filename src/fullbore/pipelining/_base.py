@@ -67,6 +67,7 @@ class _PipelineSchedule(Served, ABC):
         self._losses: list[Any] | None = None
         self._pipeline: Pipeline | None = None
         self._modules: list[nn.Module] = []
+        self._built_of: Any = None
         self._is_checked = False
         self.backward_counter = Counter()
 
@@ -310,7 +311,7 @@ class _PipelineSchedule(Served, ABC):
         return None if out.outputs is None else merge_chunks(out.outputs, self._output_merge_spec)
 
     def _ready(self) -> Pipeline:
-        """The pipeline; made anew if a module was replaced since."""
+        """The pipeline; made anew if a module was replaced since, or the order edited."""
         modules = [stage.submod for stage in self._stages]
         same = len(modules) == len(self._modules) and all(map(_is, modules, self._modules))
         if self._pipeline is not None and not same:
@@ -320,9 +321,16 @@ class _PipelineSchedule(Served, ABC):
                     "Replace it before, or call close() on the schedule on all ranks first"
                 )
             self.close()
+        edits = self._edits()
+        if edits != self._built_of:
+            self.close()
         if self._pipeline is None:
-            self._pipeline, self._modules = self._make(), modules
+            self._pipeline, self._modules, self._built_of = self._make(), modules, edits
         return self._pipeline
+
+    def _edits(self) -> Any:
+        """What the user has made of the order that is shown; None if it is ours."""
+        return None
 
     def _make(self) -> Pipeline:
         schedule = self._lowered()

@@ -15,8 +15,8 @@ from fullbore.errors import ParameterError
 from fullbore.formats import dumps, loads
 from fullbore.ir import Form, Schedule
 from fullbore.passes import lower
-from fullbore.passes.unshard import Lookahead
-from fullbore.pipelining._actions import Order, read_order, write_order
+from fullbore.passes.unshard import InsertUnshard, Lookahead
+from fullbore.pipelining._actions import Order, Shown, read_order, write_order
 from fullbore.pipelining._base import _PipelineSchedule
 from fullbore.pipelining._simulate import simulate
 from fullbore.schedules import build
@@ -63,7 +63,7 @@ class PipelineScheduleSingle(_PipelineSchedule):
         )
         self._hold([stage])
         (self._stage,) = self._stages
-        self._order: Order | None = None
+        self._shown: Shown | None = None
         if not self._local and self.pp_group_size != self._num_stages:
             raise ParameterError(
                 f"{type(self).__name__} runs one stage a rank; there are {self._num_stages} stages "
@@ -75,17 +75,19 @@ class PipelineScheduleSingle(_PipelineSchedule):
     @property
     def pipeline_order(self) -> Order:
         """The order of computation, by rank."""
-        if self._order is None:
-            self._order = self._get_pipeline_order()
-        return self._order
+        if self._shown is None:
+            self._shown = Shown(self._get_pipeline_order())
+        return self._shown.order
 
     @pipeline_order.setter
     def pipeline_order(self, order: Order) -> None:
-        self._order = order
-        self.close()
+        self._shown = Shown(order, own=True)
 
     def _get_pipeline_order(self) -> Order:
         return write_order(self._built())
+
+    def _edits(self) -> Any:
+        return None if self._shown is None else self._shown.edits()
 
     def _built(self) -> Schedule:
         name = type(self).__name__
@@ -97,7 +99,7 @@ class PipelineScheduleSingle(_PipelineSchedule):
 
     def _lowered(self) -> Schedule:
         plain = type(self)._get_pipeline_order is PipelineScheduleSingle._get_pipeline_order
-        if plain and self._order is None:
+        if plain and not self._edits():
             return lower(self._built(), shard=True)
         return lower(
             read_order(
@@ -163,19 +165,18 @@ class PipelineScheduleMulti(_PipelineSchedule):
             s: s % self.pp_group_size for s in range(self._num_stages)
         }
         self._compute: Schedule | None = None
-        self._order: Order | None = None
+        self._shown: Shown | None = None
 
     @property
     def pipeline_order(self) -> Order:
-        """The order of computation, by rank. It may be set, or filled until the first step."""
-        if self._order is None:
-            self._order = {} if self._compute is None else write_order(self._compute)
-        return self._order
+        """The order of computation, by rank. It may be set or edited."""
+        if self._shown is None:
+            self._shown = Shown({} if self._compute is None else write_order(self._compute))
+        return self._shown.order
 
     @pipeline_order.setter
     def pipeline_order(self, order: Order) -> None:
-        self._order, self._compute = order, None
-        self.close()
+        self._renew(None, Shown(order, own=True))
 
     def _load_csv(self, filename: str, format: CsvFormat = "compute_only") -> None:  # noqa: A002 - torch's name
         """Take the order in a CSV file: a row a rank, a cell an action.
@@ -198,19 +199,25 @@ class PipelineScheduleMulti(_PipelineSchedule):
         """Run ``schedule`` from now on."""
         check(schedule)
         self._place(schedule)
-        self._compute, self._order = schedule, None
+        self._renew(schedule, None)
+
+    def _renew(self, schedule: Schedule | None, shown: Shown | None) -> None:
+        self._compute, self._shown = schedule, shown
         self.close()
+
+    def _edits(self) -> Any:
+        return None if self._shown is None else self._shown.edits()
 
     def _computation(self) -> Schedule:
         """The schedule in compute form, as the order has it now."""
-        if self._order is None and self._compute is not None:
-            return self._compute
-        if not self._order:
+        if self._shown is not None and self._edits():
+            return self._read_order(self._shown.order, Form.COMPUTE)
+        if self._compute is None:
             raise ParameterError(
                 f"{type(self).__name__} has no schedule yet: call _load_csv(filename) or "
                 "_prepare_schedule_with_comms(actions), or use one of the classes derived from it"
             )
-        return self._read_order(self._order, Form.COMPUTE)
+        return self._compute
 
     def _lowered(self) -> Schedule:
         return lower(self._computation(), shard=True, **self._lowering)
@@ -251,25 +258,26 @@ class _PipelineScheduleRuntime(PipelineScheduleMulti):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        ahead = _lookahead(unshard_lookahead)
+        InsertUnshard(max_active_stages, ahead)  # checks them
         self._lowering = {
             "sink": defer_pp_recv,
             "max_active_stages": max_active_stages,
-            "lookahead": _lookahead(unshard_lookahead),
+            "lookahead": ahead,
         }
         self._with_comms: Schedule | None = None
-        self._comms_order: Order | None = None
+        self._comms_shown: Shown | None = None
 
     @property
     def pipeline_order_with_comms(self) -> Order:
-        """All actions, by rank; may be changed until the first step."""
-        if self._comms_order is None:
-            self._comms_order = write_order(self._lowered())
-        return self._comms_order
+        """All actions, by rank. It may be set or edited; then it is what runs."""
+        if self._comms_shown is None or (not self._comms_shown.edits() and super()._edits()):
+            self._comms_shown = Shown(write_order(self._lowered()))
+        return self._comms_shown.order
 
     @pipeline_order_with_comms.setter
     def pipeline_order_with_comms(self, order: Order) -> None:
-        self._comms_order = order
-        self.close()
+        self._comms_shown = Shown(order, own=True)
 
     def _prepare_schedule_with_comms(
         self,
@@ -308,19 +316,21 @@ class _PipelineScheduleRuntime(PipelineScheduleMulti):
         return simulate(self._lowered())
 
     def _take_form(self, schedule: Schedule) -> None:
-        self._comms_order = None
-        if schedule.form is Form.COMPUTE:
-            self._with_comms = None
-            self._take(schedule)
-            return
-        check(schedule)
-        self._place(schedule)
-        self._with_comms = schedule
-        self.close()
+        self._take(schedule)
+        if schedule.form is Form.LOWERED:
+            self._compute, self._with_comms = None, schedule
+
+    def _renew(self, schedule: Schedule | None, shown: Shown | None) -> None:
+        self._with_comms = self._comms_shown = None
+        super()._renew(schedule, shown)
+
+    def _edits(self) -> Any:
+        comms = None if self._comms_shown is None else self._comms_shown.edits()
+        return comms or super()._edits()
 
     def _lowered(self) -> Schedule:
-        if self._comms_order is not None:
-            return self._read_order(self._comms_order, Form.LOWERED)
+        if self._comms_shown is not None and self._comms_shown.edits():
+            return self._read_order(self._comms_shown.order, Form.LOWERED)
         return super()._lowered() if self._with_comms is None else self._with_comms
 
 
