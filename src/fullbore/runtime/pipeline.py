@@ -73,6 +73,10 @@ class Pipeline:
         ExecutionError: another rank failed to make its pipeline.
     """
 
+    _epoch = 0
+    _running = False
+    _broken: str | None = None
+
     def __init__(
         self,
         stages: Stage | Sequence[Stage],
@@ -100,16 +104,12 @@ class Pipeline:
         self.tied = TiedParameters(tied, lowered.placement)
         channels = with_returns(edges(lowered))
         transport.connect(lowered.num_ranks, with_returns({*channels, *self.tied.edges}))
-        self._progress = transport.progress
-        self._gathering = Gathering(channels, transport)
+        self._progress, self._gathering = transport.progress, Gathering(channels, transport)
         self._agreement = Agreement(channels, transport)
         self._flight = None if flight_record is None else open_flight(flight_record, transport)
         self._programs: dict[bool, Program] = {}
         self._custom: dict[Kind, CustomFunction] = {}
         self._requires_autograd, self._profiles = backward_requires_autograd, profile
-        self._epoch = 0
-        self._running = False
-        self._broken: str | None = None
         try:
             self._stages = place(given, lowered, transport.ranks)
             self._intake = Intake(
