@@ -26,6 +26,7 @@ ROWS = {
     "Running a schedule": 30,
     "What each action does": 17,
     "Stages": 16,
+    "The drop-in classes": 33,
     "Files": 7,
     "What is better here": 18,
 }
@@ -34,7 +35,9 @@ TESTS = re.compile(r"`tests/[\w/]+\.py::\w+`(<br>`tests/[\w/]+\.py::\w+`)*")
 NO_TEST = re.compile(r"(later: with|left out:) .+")
 CODE = re.compile(r"`([^`]+)`")
 RULE = re.compile(r"`([a-z]+(?:-[a-z]+)+)`")
-NAME = re.compile(r"(?:errors|ir|formats|verify|passes|schedules|sim|view|runtime)\.[\w.]+")
+NAME = re.compile(
+    r"(?:errors|ir|formats|verify|passes|schedules|sim|view|runtime|pipelining)\.[\w.]+"
+)
 
 
 class Row(NamedTuple):
