@@ -38,6 +38,7 @@ from fullbore.runtime.sharding import StageShardings, lower_for
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.tied import TiedParameters
 from fullbore.runtime.transport.base import Transport
+from fullbore.runtime.transport.position import RUN
 from fullbore.runtime.tree import Tree
 from fullbore.runtime.worker import StageWorker
 from fullbore.sim import Profile
@@ -321,7 +322,8 @@ class Pipeline:
         self._agreement.calls += 1
         try:
             # In a message's tag, so that a rank that evaluates is not taken for one that trains.
-            yield 2 * self._epoch + training
+            self._progress[RUN] = run = 2 * self._epoch + training
+            yield run
         except BaseException as error:
             self._fail(error)
             raise
@@ -356,7 +358,7 @@ class Pipeline:
             )
             self._programs[training] = Program(schedule, self._transport, worker)
         self._agreement.reach(training=training)
-        with self._shardings.steered(training=training):
+        with self._shardings.steered(training=training, tied=bool(str(self.tied))):
             self._programs[training].execute(run, self._flight)
         count = range(self.schedule.num_microbatches)
         losses = tuple(run.losses[m] for m in count) if run.losses else None
@@ -377,7 +379,7 @@ class Pipeline:
             self._broken = str(reason)
             return
         # A rank that failed and one that had already finished the step count on from here alike.
-        self._epoch = 0
+        self._epoch = self._progress[RUN] = 0
 
     def _report(self, error: BaseException) -> None:
         report(error, schedule=self.schedule, transport=self._transport, flight=self._flight)

@@ -14,7 +14,7 @@ from fullbore.runtime.custom import Run
 from fullbore.runtime.flight import FlightRecorder
 from fullbore.runtime.stall import make_marks
 from fullbore.runtime.transport.base import Edge, Transport
-from fullbore.runtime.transport.position import NOWHERE, RUN, STEP
+from fullbore.runtime.transport.position import NOWHERE, STEP
 from fullbore.runtime.worker import StageWorker
 
 
@@ -49,7 +49,6 @@ class Program:
         """
         progress = self._transport.progress
         self.worker.begin(run)
-        progress[RUN] = run.epoch
         try:
             label = _label if torch._C._autograd._profiler_enabled() else None
             around = label if flight is None else flight.around(run.epoch, label)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,14 @@ _HEAD = struct.Struct("<IBBxxIIIQQ")
 
 _MAX_RETURNED = (HEAD_BYTES - _HEAD.size) // 4
 _PIECE_BYTES = 16384
+
+
+class Aborted(NamedTuple):
+    """A failure: of which rank, why, and in which run."""
+
+    rank: int
+    reason: str
+    run: int
 
 
 class LinkLost(Exception):
@@ -89,7 +97,7 @@ class Link(ABC):
         posted: receives posted here.
         generation: counts resets. What a peer sent before its reset is dropped.
         peer_generation: the generation of the peer's latest packet.
-        aborted: rank and reason of a failure that the peer told.
+        aborted: the first failure that the peer told since the last reset.
         page: where the peer writes its progress, encoded, if it told.
         gone: the peer's process has ended or closed the connection.
         closed: ... on purpose.
@@ -103,7 +111,7 @@ class Link(ABC):
         self.arrived: deque[tuple[int, int, Tree]] = deque()
         self.sent = self.acknowledged = self.posted = self._reported = 0
         self.generation = self.peer_generation = self._ahead = 0
-        self.aborted: tuple[int, str] | None = None
+        self.aborted: Aborted | None = None
         self.page: bytes | None = None
         self.gone = self.closed = False
         self._returned: deque[int] = deque()
@@ -164,9 +172,11 @@ class Link(ABC):
         if self._returned or self.posted != self._reported:
             self._credit()
 
-    def abort(self, rank: int, reason: str) -> None:
-        """Tell the peer that ``rank`` failed, if it can still be told."""
-        self._put_if_possible(self._packet(ABORT, number=rank, body=reason.encode()[:_PIECE_BYTES]))
+    def abort(self, failure: Aborted) -> None:
+        """Tell the peer of a failure, if it can still be told."""
+        rank, reason, run = failure
+        body = reason.encode()[:_PIECE_BYTES]
+        self._put_if_possible(self._packet(ABORT, number=rank, segment=run % 2**32, body=body))
 
     def reset(self, generation: int) -> None:
         """Drop what belongs to earlier generations."""
@@ -256,7 +266,7 @@ class Link(ABC):
                 text, self._layout_text = self._layout_text, b""
                 self._incoming[number] = self._learn(decode(text))
         elif kind == ABORT and self.peer_generation >= self.generation:
-            self.aborted = number, body.decode(errors="replace")
+            self.aborted = self.aborted or Aborted(number, body.decode(errors="replace"), segment)
         elif kind == PAGE:
             self.page = body
         elif kind == BYE:

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable
 
 from fullbore.errors import ParameterError, PeerFailed, TransportError, TransportTimeout
 from fullbore.runtime.transport.base import Edge, Inbox, describe_tag
-from fullbore.runtime.transport.link import DONT_WAIT, Link, LinkLost
+from fullbore.runtime.transport.link import DONT_WAIT, Aborted, Link, LinkLost
 from fullbore.runtime.transport.position import (
     NOWHERE,
+    RUN,
     WAITS_FOR,
     Address,
     Onlooker,
@@ -62,6 +63,7 @@ class LinkedTransport:
         self._flags: int = DONT_WAIT
         self._generation = 0
         self._failure: TransportError | None = None
+        self._hears_later = False
         self._page, self._onlooker = Page(), Onlooker()
         self.progress = self._page.progress
         _forget_in_forks(self)
@@ -113,7 +115,7 @@ class LinkedTransport:
     def watch(self, seconds: float, partners: Collection[int] = ()) -> None:
         """Take in what comes meanwhile; see ``Transport.watch``."""
         for link in self._links.values():
-            if link.aborted or (link.gone and not link.closed):
+            if self._ends_run(link.aborted) or (link.gone and not link.closed):
                 raise self._fail(link)
         self._take_in(time.monotonic() + seconds)
 
@@ -126,7 +128,7 @@ class LinkedTransport:
     def abort(self, reason: str) -> None:
         """Tell all ranks that this one failed; if it failed because of another, they know."""
         if self._failure is None:
-            self._spread(self._rank, reason, is_first=True)
+            self._spread(Aborted(self._rank, reason, self.progress[RUN]), is_first=True)
 
     def reset(self) -> None:
         """Start a new generation: what was sent before will be dropped. All ranks agree on its
@@ -217,6 +219,8 @@ class LinkedTransport:
         """Take in something that may be what is waited for; False when time is up."""
         if self._is_hopeless(link):
             raise self._fail(link)
+        if self._hears_later:
+            self._hear_now()
         if link.read(self._flags):
             return True
         now = time.monotonic()
@@ -249,10 +253,25 @@ class LinkedTransport:
     def _is_hopeless(self, link: Link) -> bool:
         return bool(
             self._failure is not None
-            or link.aborted
             or link.gone
-            or link.peer_generation > self._generation
+            or self._ends_run(link.aborted)
+            or (link.aborted is None and link.peer_generation > self._generation)
         )
+
+    def _ends_run(self, failure: Aborted | None) -> bool:
+        """Whether a failure ends the run under way. One of a later run does not: the rank that
+        failed has done its part of this one. It is heard of when this rank gets there."""
+        if failure is None:
+            return False
+        later = failure.run // 2 > self.progress[RUN] // 2
+        self._hears_later |= later
+        return not later
+
+    def _hear_now(self) -> None:
+        self._hears_later = False
+        for link in self._links.values():
+            if self._ends_run(link.aborted):
+                raise self._fail(link)
 
     def _take_in(self, deadline: float) -> list[tuple[int, int]]:
         """Wait for any rank's packets and take in one of each. Gives the poll's events, none when
@@ -265,7 +284,7 @@ class LinkedTransport:
                 link.read()
             if link.gone:
                 self._poll.unregister(file)
-            if link.aborted or (link.gone and not link.closed):
+            if self._ends_run(link.aborted) or (link.gone and not link.closed):
                 raise self._fail(link)
         return events
 
@@ -293,8 +312,8 @@ class LinkedTransport:
     def _fail(self, link: Link) -> TransportError:
         """What to raise because of ``link``; the other ranks are told."""
         if self._failure is None:
-            rank, reason = link.aborted or (link.peer, _why_gone(link))
-            self._spread(rank, reason, is_first=link.aborted is None)
+            failure = link.aborted or Aborted(link.peer, _why_gone(link), self.progress[RUN])
+            self._spread(failure, is_first=link.aborted is None)
         return self._again()
 
     def _again(self) -> TransportError:
@@ -302,14 +321,15 @@ class LinkedTransport:
         assert self._failure is not None
         return type(self._failure)(self._failure.message)
 
-    def _spread(self, rank: int, reason: str, *, is_first: bool) -> None:
+    def _spread(self, failure: Aborted, *, is_first: bool) -> None:
         """Tell all ranks. ``is_first``: nobody but this rank can have told them."""
+        rank, reason, _ = failure
         # A stall is nobody's failure; every rank names it by its name.
         kind = TransportTimeout if reason.startswith(TransportTimeout.__name__) else PeerFailed
         self._failure = kind(f"rank {rank} failed: {reason}")
         for link in self._links.values():
             if link.peer != rank and not link.gone:
-                link.abort(rank, reason)
+                link.abort(failure)
 
 
 def check_size(num_ranks: int, started: int) -> None:

@@ -31,11 +31,12 @@ _HANG_UP: int = getattr(select, "POLLRDHUP", getattr(select, "POLLHUP", 0))
 
 
 class News(NamedTuple):
-    """A failure: in which generation of the transport, of which rank, and why."""
+    """A failure: in which generation of the transport, of which rank, why, and in which run."""
 
     generation: int
     rank: int
     reason: str
+    run: int
 
 
 class Elsewhere(NamedTuple):
@@ -200,7 +201,7 @@ class Lookout:
             self._hear()  # it may have said why
             told = self.news is not None and self.news.generation >= self.generation
             if peer not in self.left and not told and not self._ended:
-                news = News(self.generation, peer, "its process is gone")
+                news = News(self.generation, peer, "its process is gone", self._progress[RUN])
                 self._write({"kind": "failure", **news._asdict()})
 
     def _serve(self, event: dict[str, Any], done: threading.Event) -> None:
@@ -232,7 +233,7 @@ class Lookout:
     def _obey(self, event: dict[str, Any], number: int) -> None:
         match event["kind"]:
             case "failure":
-                news = News(event["generation"], event["rank"], event["reason"])
+                news = News(**{name: event[name] for name in News._fields})
                 if self.news is None or news.generation > self.news.generation:
                     self.news = news
             case "goodbye":

@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 from fullbore.errors import ParameterError, TransportError
 from fullbore.runtime.transport.base import Edge
-from fullbore.runtime.transport.link import LinkLost
+from fullbore.runtime.transport.link import Aborted, LinkLost
 from fullbore.runtime.transport.linked import LinkedTransport, check_size
 from fullbore.runtime.transport.lookout import Log, Lookout, News
 from fullbore.runtime.transport.p2p_device import DeviceChannel, Later, device_backend
 from fullbore.runtime.transport.p2p_link import StreamLink
 from fullbore.runtime.transport.p2p_rendezvous import connect_all, open_store
-from fullbore.runtime.transport.position import Position
+from fullbore.runtime.transport.position import RUN, Position
 from fullbore.runtime.tree import Tree
 
 _TICK = 0.001
@@ -125,7 +125,8 @@ class P2PTransport(LinkedTransport):
         self._check_news(waited=0.0)
         for failure in self._lookout.elsewhere if self._lookout is not None else ():
             if not failure.ranks.isdisjoint(partners):
-                self._spread(self._rank, failure.text, is_first=True)
+                own = Aborted(self._rank, failure.text, self.progress[RUN])
+                self._spread(own, is_first=True)
                 raise self._again()
 
     def reset(self) -> None:
@@ -145,10 +146,10 @@ class P2PTransport(LinkedTransport):
             return seen
         return self._lookout.ask() | seen
 
-    def _spread(self, rank: int, reason: str, *, is_first: bool) -> None:
-        super()._spread(rank, reason, is_first=is_first)
+    def _spread(self, failure: Aborted, *, is_first: bool) -> None:
+        super()._spread(failure, is_first=is_first)
         if is_first and self._lookout is not None:
-            self._lookout.tell(News(self._generation, rank, reason))
+            self._lookout.tell(News(self._generation, *failure))
 
     def _check_news(self, *, waited: float) -> None:
         lookout = self._lookout
@@ -156,8 +157,10 @@ class P2PTransport(LinkedTransport):
             return
         news = lookout.news
         if news is not None and news.generation >= self._generation:
-            self._spread(news.rank, news.reason, is_first=False)
-            raise self._again()
+            failure = Aborted(news.rank, news.reason, news.run)
+            if news.generation > self._generation or self._ends_run(failure):
+                self._spread(failure, is_first=False)
+                raise self._again()
         if lookout.lost is not None and not lookout.left and waited > _LOST_SECONDS:
             raise TransportError(
                 f"the store of the process group is lost ({lookout.lost}): the process that hosts "
