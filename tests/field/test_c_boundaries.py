@@ -3,8 +3,9 @@ shared memory and over gloo, compared with the plain loop."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -60,11 +61,66 @@ def take_dict(value: Any) -> Tensor:
     return hidden
 
 
+class Packed(NamedTuple):
+    hidden: Tensor
+    lengths: list[int]
+
+
+def give_packed(out: Tensor, *_: object) -> Any:
+    return Packed(out, [3, 1])
+
+
+def take_packed(value: Any) -> Tensor:
+    assert type(value) is Packed
+    assert value.lengths == [3, 1]
+    hidden: Tensor = value.hidden
+    return hidden
+
+
+def give_plain(out: Tensor, *_: object) -> Any:
+    return None, "causal", True, -0.0, [out]
+
+
+def take_plain(*values: Any) -> Tensor:
+    assert repr(values[:4]) == "(None, 'causal', True, -0.0)"
+    (hidden,) = values[4]
+    assert isinstance(hidden, Tensor)
+    return hidden
+
+
+def give_nested(out: Tensor, *_: object) -> Any:
+    return [{"pair": (out, out.square()), "keep": out.detach() > 0}, out.sum()]
+
+
+def take_nested(value: Any, total: Tensor) -> Tensor:
+    left, right = value["pair"]
+    assert (value["keep"].dtype, total.shape) == (torch.bool, ())
+    return torch.where(value["keep"], left * total, right)
+
+
+def give_dtypes(out: Tensor, *_: object) -> Any:
+    return out.bfloat16(), out.double(), out.detach().to(torch.int8)
+
+
+def take_dtypes(low: Tensor, high: Tensor, count: Tensor) -> Tensor:
+    assert (low.dtype, high.dtype, count.dtype) == (torch.bfloat16, torch.float64, torch.int8)
+    return low.float() + high.float() + count
+
+
+def give_one(out: Tensor, *_: object) -> Any:
+    return (out,)
+
+
 BOUNDARIES = {
     "mask": (give_mask, take_mask),
     "None": (give_none, take_none),
     "number": (give_number, take_number),
     "dict": (give_dict, take_dict),
+    "named tuple": (give_packed, take_packed),
+    "plain values": (give_plain, take_plain),
+    "nested": (give_nested, take_nested),
+    "several dtypes": (give_dtypes, take_dtypes),
+    "one": (give_one, None),
 }
 
 
@@ -85,6 +141,29 @@ def give_aux(out: Tensor, *_: object) -> Any:
     return out, out.square()
 
 
+def carry_aux(out: Tensor, *args: Any) -> Any:
+    """The first stage's second output reaches the last stage as it was."""
+    return out, args[1] if len(args) > 1 else out.square()
+
+
+def use_aux(h: Tensor, aux: Tensor) -> Tensor:
+    return h * aux
+
+
+def carried(family: str) -> Scenario:
+    return between(
+        family,
+        partial(Take, None, carry_aux),
+        partial(Take, ignore_aux, carry_aux),
+        partial(Take, use_aux),
+    )
+
+
+@families
+def test_c12_an_output_that_only_the_last_stage_uses(runner: Runner, family: str) -> None:
+    check(runner, carried, family)
+
+
 def ignore_aux(h: Tensor, *_: object) -> Tensor:
     return h
 
@@ -100,24 +179,45 @@ def test_c12_an_output_that_later_stages_ignore(runner: Runner, family: str) -> 
     check(runner, unused, family)
 
 
-class Wide(nn.Module):
-    def __init__(self) -> None:
+def transpose(h: Tensor) -> Tensor:
+    return h.t().contiguous().t()
+
+
+def widen(h: Tensor) -> Tensor:
+    return h.repeat(1, 2)[:, :WIDTH]
+
+
+def stride(h: Tensor) -> Tensor:
+    return h.repeat_interleave(2, 1)[:, ::2]
+
+
+def expand(h: Tensor) -> Tensor:
+    return h.mean(1, keepdim=True).expand(-1, WIDTH)
+
+
+STRIDES = {"a slice": widen, "a stride": stride, "a transpose": transpose, "expanded": expand}
+
+
+class Strided(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.linear = nn.Linear(WIDTH, 2 * WIDTH)
+        self.linear, self.change = nn.Linear(WIDTH, WIDTH), change
 
     def forward(self, h: Tensor) -> Tensor:
-        out: Tensor = self.linear(h)[:, :WIDTH]
+        out = self.change(self.linear(h))
         assert not out.is_contiguous()
         return out
 
 
-def strided(family: str) -> Scenario:
-    return between(family, Wide, Wide, Wide)
+def strided(what: str, family: str) -> Scenario:
+    stage = partial(Strided, STRIDES[what])
+    return between(family, stage, stage, stage)
 
 
 @families
-def test_c15_outputs_that_are_not_contiguous(runner: Runner, family: str) -> None:
-    check(runner, strided, family)
+@pytest.mark.parametrize("what", STRIDES)
+def test_c15_outputs_that_are_not_contiguous(runner: Runner, what: str, family: str) -> None:
+    check(runner, partial(strided, what), family)
 
 
 def give_ids(out: Tensor, *args: Any) -> Any:

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from tests.runtime.values import DTYPES, VALUES, Registered, X, same
+from torch.utils import _pytree as pytree
 
 from fullbore.errors import ParameterError
 from fullbore.runtime.wire import (
@@ -19,6 +20,7 @@ from fullbore.runtime.wire import (
     encode,
     fill,
     finish,
+    quick_key,
     unpack,
     views,
 )
@@ -50,6 +52,34 @@ def test_every_dtype(dtype):
     value = (torch.tensor([0.0, 1.0, 3.0]).to(dtype), torch.zeros((), dtype=dtype))
     assert same(through(value, in_place=True), value)
     assert same(through(value, in_place=False), value)
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "copied"])
+def test_a_dense_tensor_keeps_its_order_in_memory(in_place):
+    image = torch.randn(2, 3, 4, 5)
+    kept = (
+        torch.randn(6, 2, 1).transpose(0, 1),
+        image.to(memory_format=torch.channels_last),
+        image.permute(3, 1, 0, 2),
+        torch.randn(3, 4, dtype=torch.complex64).t().conj(),
+    )
+    for value in (*kept, kept, {"a": kept[0], "b": 1}):
+        got = through(value, in_place=in_place)
+        assert same(got, value)
+        for one, other in zip(pytree.tree_leaves(got), pytree.tree_leaves(value), strict=True):
+            assert not isinstance(one, torch.Tensor) or one.stride() == other.stride()
+    for value in (image[:, 1:], image[..., ::2], torch.ones(2, 1).expand(2, 3)):
+        got = through(value, in_place=in_place)
+        assert same(got, value)
+        assert got.is_contiguous()
+
+
+def test_tensors_that_differ_in_order_have_layouts_of_their_own():
+    one = torch.randn(3, 3)
+    assert quick_key(one) is not None
+    assert quick_key(one.t()) is quick_key((one, one.t())) is None
+    describe = Describer()
+    assert describe(one)[0] != describe(one.t())[0]
 
 
 def test_a_registered_dataclass():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,9 @@ class Record:
         roots: where backward starts: the loss, or the outputs that want a gradient.
         gradients: one for each root; while backward runs.
         returning: the gradients of the leaves, if a custom function gave them.
+        raw_gradients: those of leaves that do not lie row by row, by the leaf's id. Autograd gives
+            ``.grad`` the strides of the leaf; a plain loop hands on the gradient as it is, and
+            another order in memory rounds differently.
         weights: does the second half of a split backward.
         state: a custom function's own.
     """
@@ -44,6 +48,7 @@ class Record:
         "origins",
         "output",
         "raw",
+        "raw_gradients",
         "returning",
         "roots",
         "state",
@@ -61,8 +66,16 @@ class Record:
         self.roots: list[Root] = []
         self.gradients: Gradients = ()
         self.returning: Gradients | None = None
+        self.raw_gradients: dict[int, Tensor] = {}
         self.weights: Callable[[], object] | None = None
         self.state: dict[str, Any] | None = None
+
+    def watch_strides(self) -> None:
+        """Keep the gradients of leaves that do not lie row by row."""
+        for leaf in self.leaves:
+            if not leaf.is_contiguous():
+                keep = partial(self.raw_gradients.__setitem__, id(leaf))
+                leaf.register_hook(keep)  # type: ignore[no-untyped-call] # torch's
 
 
 class Unit:

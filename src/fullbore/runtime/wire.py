@@ -39,11 +39,14 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One tensor of a message. If it is in main memory it is packed, row by row, into ``nbytes``
-    bytes at ``offset``; if not, it goes its own way, and both are 0."""
+    """One tensor of a message. If it is in main memory it is packed into ``nbytes`` bytes at
+    ``offset``; if not, it goes its own way, and both are 0. It lies row by row, unless it has
+    ``strides``: those of a tensor that is dense in another order, which the receiver's kernels
+    would round differently without."""
 
     dtype: torch.dtype
     shape: torch.Size
+    strides: tuple[int, ...] | None
     requires_grad: bool
     on_cpu: bool
     offset: int
@@ -179,12 +182,14 @@ class Describer:
 def quick_key(value: Tree) -> Hashable:
     """A cheap name of the layout of a tensor or a tuple of tensors; None for other values."""
     if type(value) is Tensor:
+        if not _is_row_by_row(value):
+            return None
         return value.dtype, value.shape, value.requires_grad, value.is_cpu
     if type(value) is not tuple:
         return None
     keys = []
     for leaf in value:
-        if type(leaf) is not Tensor:
+        if type(leaf) is not Tensor or not _is_row_by_row(leaf):
             return None
         keys.append((leaf.dtype, leaf.shape, leaf.requires_grad, leaf.is_cpu))
     return tuple(keys)
@@ -195,7 +200,7 @@ def _token(leaf: object) -> Hashable:
     if isinstance(leaf, Tensor):
         if type(leaf) is not Tensor and hasattr(leaf, "__tensor_flatten__"):
             raise _not_plain(type(leaf).__name__)
-        return leaf.dtype, leaf.shape, leaf.requires_grad, leaf.is_cpu
+        return leaf.dtype, leaf.shape, _strides(leaf), leaf.requires_grad, leaf.is_cpu
     if isinstance(leaf, float | complex):
         return type(leaf), repr(leaf)  # 0.0 == -0.0, and nan is not itself
     if is_plain(leaf):
@@ -212,12 +217,36 @@ def _place(tensors: Sequence[Tensor]) -> Iterator[Leaf]:
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise _not_plain(tensor.type())
+        known = tensor.dtype, tensor.shape, _strides(tensor), tensor.requires_grad
         if not tensor.is_cpu:
-            yield Leaf(tensor.dtype, tensor.shape, tensor.requires_grad, False, 0, 0)
+            yield Leaf(*known, on_cpu=False, offset=0, nbytes=0)
             continue
         nbytes = tensor.numel() * tensor.element_size()
-        yield Leaf(tensor.dtype, tensor.shape, tensor.requires_grad, True, offset, nbytes)
+        yield Leaf(*known, on_cpu=True, offset=offset, nbytes=nbytes)
         offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """A view of ``tensor`` that lies row by row, with its dimensions in another order if that is
+    what it takes; a copy that lies row by row if there is none."""
+    permuted = _permuted(tensor)
+    return permuted if permuted.is_contiguous() else tensor.contiguous()
+
+
+def _permuted(tensor: Tensor) -> Tensor:
+    strides = tensor.stride()
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...] | None:
+    """As ``Leaf`` says."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return None
+    return tensor.stride() if _permuted(tensor).is_contiguous() else None
+
+
+def _is_row_by_row(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.is_contiguous()
 
 
 def _not_plain(kind: str) -> ParameterError:
@@ -261,7 +290,7 @@ def views(layout: Layout, buffer: Tensor) -> list[Tensor]:
     # A view made under inference mode could not be written to outside of it.
     with torch.inference_mode(False):
         return [
-            buffer[leaf.offset : leaf.offset + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
+            _shaped(buffer[leaf.offset : leaf.offset + leaf.nbytes].view(leaf.dtype), leaf)
             for leaf in layout.packed
         ]
 
@@ -282,18 +311,27 @@ def unpack(layout: Layout, memory: Any) -> list[Tensor]:
     one) that lives for as long as any of them."""
     if layout.form is Form.TENSOR:
         leaf = layout.packed[0]
-        return [torch.frombuffer(memory, dtype=leaf.dtype).view(leaf.shape)]
+        return [_shaped(torch.frombuffer(memory, dtype=leaf.dtype), leaf)]
     return [
-        torch.frombuffer(
-            memory,
-            dtype=leaf.dtype,
-            count=leaf.nbytes // leaf.dtype.itemsize,
-            offset=leaf.offset,
-        ).view(leaf.shape)
+        _shaped(
+            torch.frombuffer(
+                memory,
+                dtype=leaf.dtype,
+                count=leaf.nbytes // leaf.dtype.itemsize,
+                offset=leaf.offset,
+            ),
+            leaf,
+        )
         if leaf.nbytes
         else torch.empty(leaf.shape, dtype=leaf.dtype)
         for leaf in layout.packed
     ]
+
+
+def _shaped(flat: Tensor, leaf: Leaf) -> Tensor:
+    if leaf.strides is None:
+        return flat.view(leaf.shape)
+    return flat.as_strided(leaf.shape, leaf.strides)
 
 
 def finish(layout: Layout, tensors: Sequence[Tensor]) -> Tree:

@@ -273,6 +273,7 @@ class StageWorker:
                 value = self._transport.recv(unit.above, unit.tag_f + 2 * microbatch)
             if run.weights is not None:
                 record.leaves = [leaf for leaf in tensors(value) if leaf.requires_grad]
+                record.watch_strides()
         record.args = tuple(value) if type(value) in (tuple, list) else (value,)
         return record
 
@@ -324,7 +325,7 @@ class StageWorker:
         """Give the gradients of the stage's inputs to whoever made the inputs."""
         leaves, gradients = record.leaves, record.returning
         if gradients is None:
-            gradients = tuple(leaf.grad for leaf in leaves)
+            gradients = tuple(record.raw_gradients.pop(id(leaf), leaf.grad) for leaf in leaves)
         for leaf in leaves:
             leaf.grad = None
         record.leaves, record.raw, record.gradients, record.roots = [], [], (), []

@@ -19,7 +19,7 @@ from fullbore.errors import ParameterError, TransportError, TransportTimeout
 from fullbore.runtime.transport import P2PTransport, p2p_rendezvous
 from fullbore.runtime.transport.p2p_device import DeviceChannel, Later
 from fullbore.runtime.transport.p2p_link import StreamLink
-from fullbore.runtime.wire import Leaf
+from fullbore.runtime.wire import Describer, Leaf
 
 pytestmark = pytest.mark.torch
 
@@ -317,14 +317,12 @@ def device_channel(rank: int, size: int) -> list:
     if rank == 0:
         channel.send(1, values)
     else:
-        leaves = [
-            Leaf(v.dtype, v.shape, requires_grad=False, on_cpu=False, offset=0, nbytes=0)
-            for v in values
-        ]
-        got, works = channel.receive(0, leaves)
+        layout, _ = Describer()(tuple(values))
+        got, works = channel.receive(0, layout.leaves)
         for work in works:
             work.wait()
         assert all(map(same_leaf, got, values))
+        assert [v.stride() for v in got] == [v.stride() for v in values]
     channel.flush()
     dist.barrier()
     channel.close()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullbore.runtime.transport.base import Edge
 from fullbore.runtime.tree import Tree
-from fullbore.runtime.wire import Leaf
+from fullbore.runtime.wire import Leaf, in_memory_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class DeviceChannel:
         group, target = self._groups[self._rank, peer], self._world[peer]
         self._under_way = [item for item in self._under_way if not item[0].is_completed()]
         for tensor in tensors:
-            data = _bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
+            data = _bytes(tensor.detach().resolve_conj().resolve_neg())
             work = dist.isend(data, target, group) if data.numel() else None
             if work is not None:
                 self._under_way.append((work, data))
@@ -69,9 +69,7 @@ class DeviceChannel:
     def receive(self, peer: int, leaves: Sequence[Leaf]) -> tuple[list[Tensor], list[dist.Work]]:
         """Start to receive tensors like ``leaves``."""
         group, source = self._groups[peer, self._rank], self._world[peer]
-        tensors = [
-            torch.empty(leaf.shape, dtype=leaf.dtype, device=self._device) for leaf in leaves
-        ]
+        tensors = [_like(leaf, self._device) for leaf in leaves]
         works = [dist.irecv(_bytes(t), source, group) for t in tensors if t.numel()]
         return tensors, [work for work in works if work is not None]
 
@@ -110,5 +108,11 @@ def device_backend(group: dist.ProcessGroup | None) -> str | None:
     return None if backend in ("gloo", "undefined") else backend
 
 
+def _like(leaf: Leaf, device: torch.device) -> Tensor:
+    if leaf.strides is None:
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+    return torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=device)
+
+
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
+    return in_memory_order(tensor).view(-1).view(torch.uint8)
