@@ -7,11 +7,13 @@ instead, and when: see ``docs/data_parallel.md``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fullbore.errors import ParameterError
@@ -72,7 +74,7 @@ class StageShardings(Mapping[int, Sequence[Sharding]]):
 
     def __init__(self, stages: Mapping[int, HasModule], watch: WatchAll) -> None:
         self._stages, self._watch = stages, watch
-        self._kinds: dict[int, tuple[type, ...]] = {}
+        self._kinds: dict[int, list[type]] = {}
         self._found: dict[int, tuple[Sharding, ...]] = {}
         self.broken: str | None = None
         self._look()
@@ -87,11 +89,15 @@ class StageShardings(Mapping[int, Sequence[Sharding]]):
         return len(self._found)
 
     @contextmanager
-    def steered(self, *, training: bool) -> Iterator[None]:
+    def steered(self, *, training: bool, tied: bool = False) -> Iterator[None]:
         """Take over for a step, or an evaluation.
 
+        Args:
+            training: whether it is a step.
+            tied: whether gradients are put aside during the step, since parameters are tied.
+
         Raises:
-            ParameterError: a module has been wrapped in a way that would give wrong gradients.
+            ParameterError: a module is wrapped, or set, in a way that would give wrong gradients.
             TransportError: the other replicas do not take part.
         """
         self._look()
@@ -100,6 +106,8 @@ class StageShardings(Mapping[int, Sequence[Sharding]]):
         try:
             for sharding in found:
                 sharding.begin(training=training)
+            if tied and training:
+                self._check_ties()
             yield
             failed = False
         finally:
@@ -111,14 +119,61 @@ class StageShardings(Mapping[int, Sequence[Sharding]]):
                     "of their collectives wait; start all replicas again, from a checkpoint"
                 )
 
+    def _check_ties(self) -> None:
+        for stage, found in self._found.items():
+            if any(isinstance(sharding, Replicated) and sharding.reduced for sharding in found):
+                raise ParameterError(
+                    f"stage {stage}: tied parameters cannot be trained under DDP's no_sync(): what "
+                    "one step leaves in .grad is put aside in the next, and would never be "
+                    "averaged; leave no_sync() out, or use fully_shard()"
+                )
+
     def _look(self) -> None:
         """Find out what is wrapped, if that has changed."""
+        before = dict(self._found)
         for index, stage in self._stages.items():
-            kinds = tuple(map(type, stage.module.modules()))
+            kinds = _kinds(stage.module)
             if self._kinds.get(index) != kinds:
                 check_wrappers(stage.module, index)
                 self._kinds[index] = kinds
                 self._found[index] = _shardings(stage.module, index, self._watch)
+        if before != self._found:
+            self._share_out()
+
+    def _share_out(self) -> None:
+        """A parameter of several stages is complete when the last of them is, and is averaged once:
+        what is added while it is averaged would be lost.
+
+        Raises:
+            ParameterError: one of the stages alone would say when it is gathered and reduced.
+        """
+        counts = Counter(
+            p for stage in self._stages.values() for p in set(stage.module.parameters())
+        )
+        shared: set[Tensor] = {p for p, count in counts.items() if count > 1}
+        left = set(shared)
+        for sharding in chain.from_iterable(self._found.values()):
+            if isinstance(sharding, FullySharded) and not shared.isdisjoint(sharding.parameters):
+                raise ParameterError(
+                    f"stage {sharding.stage} shares a module that fully_shard manages with another "
+                    "stage of this rank; give each stage a copy, and name them in tied="
+                )
+            if isinstance(sharding, Replicated):
+                sharding.others = shared.intersection(sharding.parameters)
+                sharding.late = [p for p in sharding.parameters if p in left]
+                left.difference_update(sharding.late)
+
+
+def _kinds(module: nn.Module) -> list[type]:
+    """The types of all its parts. Every step asks, and ``module.modules()`` is slow."""
+    stack: list[nn.Module | None] = [module]
+    seen: dict[nn.Module, type] = {}
+    while stack:
+        part = stack.pop()
+        if part is not None and part not in seen:
+            seen[part] = type(part)
+            stack += part._modules.values()
+    return list(seen.values())
 
 
 def _shardings(module: nn.Module, stage: int, watch: WatchAll) -> tuple[Sharding, ...]:

@@ -30,6 +30,10 @@ class Replicated:
     All of ``.grad`` is averaged, not only what the step added, as DDP does: what was averaged in an
     earlier step is the same on all replicas and stays what it was; what was added under
     ``no_sync()`` is averaged with the rest. Inside the user's ``no_sync()`` nothing is.
+
+    Attributes:
+        late: parameters that other stages add to as well, to be averaged after the last action.
+        others: all those that other stages add to.
     """
 
     def __init__(self, module: DistributedDataParallel, stage: int, watch: WatchAll) -> None:
@@ -39,8 +43,15 @@ class Replicated:
         self._pending: list[_Pending] = []
         self._buffers: list[_Pending] = []
         self._flags: dict[str, bool] = {}
-        self._syncs = False
+        self._syncs = self._is_late_due = False
+        self.late: list[Tensor] = []
+        self.others: set[Tensor] = set()
         self.reduced = True
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All that DDP is in charge of."""
+        return list(self._module._module_parameters)
 
     def begin(self, *, training: bool) -> None:
         """As under ``no_sync()``; buffers are not broadcast in every forward either.
@@ -88,12 +99,8 @@ class Replicated:
         if dist.get_world_size(self._group) == 1:
             return
         module = self._module
-        parameters = [p for p in module._module_parameters if p.requires_grad]
-        sparse = _sparse_parameters(module)
-        self._pending += [self._average_sparse(p) for p in parameters if p in sparse]
-        dense = [p for p in reversed(parameters) if p not in sparse]
-        for bucket in _buckets(dense, module.bucket_bytes_cap):
-            self._pending.append(self._average(bucket))
+        self._start([p for p in self.parameters if p not in self.others])
+        self._is_late_due = True
         if module.forward_sync_buffers:
             ignored = module.parameters_to_ignore
             buffers = [b for name, b in module.module.named_buffers() if name not in ignored]
@@ -109,6 +116,9 @@ class Replicated:
             TransportError: a collective failed.
         """
         self.reduce()
+        if self._is_late_due:
+            self._is_late_due = False
+            self._start(self.late)
         with torch.no_grad():
             while self._pending:
                 flat, parameters = self._take(self._pending, "averaging the gradients")
@@ -127,7 +137,18 @@ class Replicated:
         self._flags = {}
         if failed:
             self._pending, self._buffers = [], []
-            self.reduced = True
+            self.reduced, self._is_late_due = True, False
+
+    def _start(self, parameters: Sequence[Tensor]) -> None:
+        sparse = _sparse_parameters(self._module)
+        dense = []
+        for parameter in reversed(parameters):
+            if parameter in sparse and parameter.requires_grad:
+                self._pending.append(self._average_sparse(parameter))
+            elif parameter.requires_grad:
+                dense.append(parameter)
+        for bucket in _buckets(dense, self._module.bucket_bytes_cap):
+            self._pending.append(self._average(bucket))
 
     def _average(self, parameters: Sequence[Tensor]) -> _Pending:
         first, count = parameters[0], dist.get_world_size(self._group)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullbore.runtime.replicas import WatchAll, no_answer, run_aside, wait_for
 
@@ -27,13 +27,18 @@ class FullySharded:
     def __init__(self, module: nn.Module, stage: int, watch: WatchAll) -> None:
         self._module: Any = module
         self._root: Any = None
-        self._stage, self._watch_all = stage, watch
+        self.stage, self._watch_all = stage, watch
         self._ranks: set[int] = set()
         self._saved: list[tuple[Any, dict[str, Any]]] = []
         self._groups: list[Any] = []
         self._upcast: list[Any] = []
         self._is_open = self._is_pending = False
         self.reduced = True
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All that are there, whole or in part."""
+        return list(self._module.parameters())
 
     def begin(self, *, training: bool) -> None:
         """Take over from FSDP's hooks."""
@@ -145,7 +150,7 @@ class FullySharded:
             for group in self._groups:
                 group.wait_for_unshard()
         except RuntimeError as error:
-            raise no_answer(self._stage, "gathering the parameters", self._ranks, error) from error
+            raise no_answer(self.stage, "gathering the parameters", self._ranks, error) from error
 
     def _reduce_all(self) -> None:
         def reduce_all() -> None:
@@ -161,7 +166,7 @@ class FullySharded:
             else:
                 reduce_all()
         except RuntimeError as error:
-            raise no_answer(self._stage, "reducing the gradients", self._ranks, error) from error
+            raise no_answer(self.stage, "reducing the gradients", self._ranks, error) from error
 
     @property
     def _on_host(self) -> bool:
