@@ -63,13 +63,15 @@ class Causes:
         """A chain of actions and messages from the start to the last end, each of which starts the
         moment the one before lets it: making any of them faster is the only way to be done sooner,
         unless there is a second such chain. Of several, the one through fewer ranks' waits."""
-        if not self.events:
-            return ()
+        return tuple(self.events[number].action for number in self.critical_events())
+
+    def critical_events(self) -> tuple[int, ...]:
+        """The critical path as events, by number."""
         events = self.events
-        number: int | None = max(range(len(events)), key=lambda n: (events[n].end, -n))
-        path: list[Action] = []
+        number = max(range(len(events)), key=lambda n: (events[n].end, -n), default=None)
+        path: list[int] = []
         while number is not None:
-            path.append(events[number].action)
+            path.append(number)
             number = self.held_by(number)
         return tuple(reversed(path))
 

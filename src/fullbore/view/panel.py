@@ -9,7 +9,6 @@ from typing import NamedTuple
 from fullbore.errors import ParameterError
 from fullbore.ir import KINDS, Action, Group, Schedule
 from fullbore.sim import (
-    Causes,
     Costs,
     Level,
     TableCosts,
@@ -175,14 +174,3 @@ def check_panels(panels: Sequence[Panel], *, most: int) -> None:
                 f"pictures: the memory of {panel.title!r} has {len(panel.memory)} ranks, its "
                 f"schedule {ranks}; give one list of levels a rank, or nothing"
             )
-
-
-def path_of(causes: Causes) -> list[int]:
-    """The critical path as numbers of events, in order."""
-    events = causes.events
-    number = max(range(len(events)), key=lambda n: (events[n].end, -n), default=None)
-    path = []
-    while number is not None:
-        path.append(number)
-        number = causes.held_by(number)
-    return path[::-1]

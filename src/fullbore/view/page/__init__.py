@@ -13,7 +13,7 @@ from fullbore.ir import KINDS, Kind
 from fullbore.sim import Causes
 from fullbore.view.blocks import LEGEND, shades_of
 from fullbore.view.palette import PALETTE
-from fullbore.view.panel import Panel, caption, check_panels, levels_of, path_of, printable
+from fullbore.view.panel import Panel, caption, check_panels, levels_of, printable
 
 _SCRIPTS = ("data.js", "draw.js", "details.js", "main.js")
 
@@ -100,7 +100,7 @@ def _panel(panel: Panel) -> Mapping[str, Any]:
         "firstMessage": first,
         "to": [transfer.edge[1] for transfer in transfers],
         "size": [transfer.size for transfer in transfers],
-        "critical": path_of(causes),
+        "critical": causes.critical_events(),
         "busy": panel.timeline.busy,
         "memoryUnit": panel.memory_unit,
         "memory": [

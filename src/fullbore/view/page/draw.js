@@ -1,5 +1,5 @@
 // One timeline on a canvas. What is thinner than a pixel is drawn once a pixel, so that a frame
-// costs what fits the screen, not what the schedule holds.
+// costs what fits on the screen, not what the schedule holds.
 
 const MARGIN = { left: 62, right: 10, ruler: 24 };
 const MOST_ARROWS = 700;
@@ -170,15 +170,31 @@ class Chart {
     const { timeline, state } = this;
     const boxes = new Map(); // by colour: changing colours is what costs time
     const labels = [];
-    let lastPixel = -1;
+    // Blocks thinner than a pixel are gathered: as wide as all of them, in the longest one's colour.
+    // The rest of the pixel stays idle, so that idle time shows as a paler lane.
+    let thin = null;
+    const flush = () => {
+      if (thin) this.box(thin.event, thin.x, y, Math.min(1, Math.max(0.3, thin.covered)) / this.ratio, height, theme, boxes, labels);
+      thin = null;
+    };
     for (const event of timeline.within(lane, state.from, state.to)) {
       const x = this.x(timeline.start[event]);
       const width = (timeline.end[event] - timeline.start[event]) * this.scale;
-      const pixel = Math.floor(x * this.ratio);
-      if (width * this.ratio < 1 && pixel === lastPixel) continue;
-      lastPixel = pixel;
-      this.box(event, x, y, width, height, theme, boxes, labels);
+      const dots = width * this.ratio;
+      if (dots >= 1) {
+        flush();
+        this.box(event, x, y, width, height, theme, boxes, labels);
+        continue;
+      }
+      const left = Math.floor(x * this.ratio) / this.ratio;
+      if (!thin || thin.x !== left) {
+        flush();
+        thin = { x: left, event, longest: dots, covered: 0 };
+      }
+      thin.covered += dots;
+      if (dots > thin.longest) [thin.event, thin.longest] = [event, dots];
     }
+    flush();
     this.fill(boxes, labels);
   }
 
@@ -189,7 +205,7 @@ class Chart {
       const [back, text] = this.timeline.colors(part, theme.dark);
       if (!boxes.has(back)) boxes.set(back, []);
       const seam = width > 4 ? 1 : 0;
-      boxes.get(back).push(x, y + place * high, Math.max(width - seam, 1 / this.ratio), high - (place + 1 < parts.length ? 1 : 0));
+      boxes.get(back).push(x, y + place * high, width - seam, high - (place + 1 < parts.length ? 1 : 0));
       if (width > 12 && high >= 10) labels.push([part, text, x, y + place * high, width - seam, high]);
     });
   }
