@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from fullbore.errors import ParameterError
 from fullbore.runtime.checksum import checksum
+from fullbore.runtime.names import bare_module, plain_name
 from fullbore.runtime.stage import Stage
 
 Rename = Callable[[int, str], str]
@@ -21,7 +21,6 @@ Rename = Callable[[int, str], str]
 State = dict[str, Any]
 
 _NOT_OPTIONS = {"params", "param_names"}
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 def model_state(stages: Mapping[int, Stage], rename: Rename, *, compares: bool) -> State:
@@ -32,8 +31,8 @@ def model_state(stages: Mapping[int, Stage], rename: Rename, *, compares: bool) 
     """
     state: State = {}
     for index, stage in stages.items():
-        for name, value in _module(stage).state_dict().items():
-            full = rename(index, _plain(name))
+        for name, value in bare_module(stage).state_dict().items():
+            full = rename(index, plain_name(name))
             if compares and full in state and not _are_equal(state[full], value):
                 raise ParameterError(_twice(full))
             state.setdefault(full, value)
@@ -43,8 +42,8 @@ def model_state(stages: Mapping[int, Stage], rename: Rename, *, compares: bool) 
 def load_model(stages: Mapping[int, Stage], state: State, rename: Rename) -> None:
     """Give the stages' modules what ``state``, from ``model_state``, now holds."""
     for index, stage in stages.items():
-        module = _module(stage)
-        names = {name: rename(index, _plain(name)) for name in module.state_dict()}
+        module = bare_module(stage)
+        names = {name: rename(index, plain_name(name)) for name in module.state_dict()}
         module.load_state_dict({name: state[full] for name, full in names.items()})
 
 
@@ -196,8 +195,8 @@ def _parameters(
 def _names(stages: Mapping[int, Stage], rename: Rename) -> dict[nn.Parameter, list[str]]:
     names: dict[nn.Parameter, list[str]] = {}
     for index, stage in stages.items():
-        for name, parameter in _module(stage).named_parameters(remove_duplicate=False):
-            names.setdefault(parameter, []).append(rename(index, _plain(name)))
+        for name, parameter in bare_module(stage).named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append(rename(index, plain_name(name)))
     return names
 
 
@@ -208,18 +207,6 @@ def _room(parameter: Tensor, found: object) -> Tensor | None:
     if tuple(found.size) == tuple(parameter.shape):
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     return torch.empty(found.size, dtype=dtype)
-
-
-def _module(stage: Stage) -> nn.Module:
-    module = stage.module
-    return module.module if isinstance(module, DistributedDataParallel) else module
-
-
-def _plain(name: str) -> str:
-    """A name without what torch.compile and checkpoint wrappers put into it."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def _are_equal(one: object, other: object) -> bool:

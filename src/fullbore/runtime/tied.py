@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fullbore.errors import ParameterError
 from fullbore.ir import Placement
 from fullbore.runtime.checksum import checksum, local_part
+from fullbore.runtime.names import bare_module, find_parameter, plain_name
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport.base import GATHER_STAGE, Edge, Transport, make_tag
 
@@ -71,8 +72,8 @@ class TiedParameters:
         known = {name for group in given for name in group}
         found: dict[nn.Parameter, list[str]] = {}
         for index, stage in self._stages.items():
-            for name, parameter in stage.module.named_parameters():
-                found.setdefault(parameter, []).append(f"{index}.{name}")
+            for name, parameter in bare_module(stage).named_parameters():
+                found.setdefault(parameter, []).append(f"{index}.{plain_name(name)}")
         shared = (tuple(group) for group in found.values() if len(group) > 1)
         return given + [group for group in shared if not known.issuperset(group)]
 
@@ -129,13 +130,12 @@ class TiedParameters:
         for holder in group:
             if holder.stage not in self._stages:
                 continue
-            try:
-                parameter = self._stages[holder.stage].module.get_parameter(holder.name)
-            except AttributeError:
+            parameter = find_parameter(self._stages[holder.stage], holder.name)
+            if parameter is None:
                 raise ParameterError(
                     f"tied: stage {holder.stage} has no parameter {holder.name!r}; "
-                    f"module.named_parameters() of the stage's module tells the names"
-                ) from None
+                    "named_parameters() of the stage's module tells the names"
+                )
             found[id(parameter)] = parameter
         return list(found.values())
 
