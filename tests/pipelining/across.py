@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.pipelining.programs import DEVICE, batches, layers, mean_square
+from tests.pipelining.programs import CSV, DEVICE, batches, layers, mean_square
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from fullbore.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
-from fullbore.pipelining.schedules import get_schedule_class
+from fullbore.pipelining.schedules import _Action, _PipelineScheduleRuntime, get_schedule_class
 
 
 def failure(call: Callable[[], Any]) -> str:
@@ -48,6 +48,22 @@ def bad_arguments_on_one_rank(rank: int, size: int) -> list[str]:
             found.append(failure(lambda: schedule.step(target=y)))
     else:
         found.append(failure(lambda: schedule.step(x)))
+    schedule.close()
+    return found
+
+
+def no_schedule_on_one_rank(rank: int, size: int) -> list[str]:
+    """Rank 1 has no order to run; then it has one."""
+    modules = layers(2 * size)
+    made = [PipelineStage(modules[s], s, 2 * size, DEVICE) for s in (rank, rank + size)]
+    schedule, order = _PipelineScheduleRuntime(made, 4, mean_square), [*CSV.split()]
+    actions = {r: [_Action.from_str(c) for c in row.split(",")] for r, row in enumerate(order)}
+    x, y = batches(1)[0]
+    found = []
+    for ready in (rank == 0, True):
+        if ready:
+            schedule._prepare_schedule_with_comms(actions)
+        found.append(failure(partial(schedule.step, x, target=y)))
     schedule.close()
     return found
 

@@ -7,6 +7,7 @@ import torch
 from tests.pipelining.across import (
     bad_arguments_on_one_rank,
     modules_replaced,
+    no_schedule_on_one_rank,
     replicas,
     shared_losses,
     tensor_parallel,
@@ -25,6 +26,15 @@ def test_an_error_before_a_step_reaches_the_other_rank(pool: Callable[[int], Poo
     for told, text in zip(other, own, strict=True):
         assert told.startswith("PeerFailed")
         assert text.split(": ", 1)[1][:40] in told
+
+
+def test_an_error_before_the_ranks_have_met_reaches_the_other_rank(pool: Callable[[int], Pool]):
+    other, own = pool(2).run(no_schedule_on_one_rank)
+    text = "_PipelineScheduleRuntime has no schedule yet: call _load_csv(filename)"
+    assert text in own[0]
+    assert other[0].startswith("PeerFailed: rank 1 failed before it made its pipeline: Parameter")
+    assert text in other[0]
+    assert own[1] == other[1] == "no error"
 
 
 def test_losses_on_every_rank(pool: Callable[[int], Pool]):

@@ -25,6 +25,7 @@ from fullbore.pipelining.microbatch import merge_chunks
 from fullbore.pipelining.stage import adopt
 from fullbore.runtime import LocalTransport, P2PTransport, Pipeline, StepOutput, Transport
 from fullbore.runtime.custom import CUSTOMIZABLE
+from fullbore.runtime.failure import describe
 from fullbore.runtime.tree import Tree
 from fullbore.verify import check_local_stages
 
@@ -333,18 +334,22 @@ class _PipelineSchedule(Served, ABC):
         return None
 
     def _make(self) -> Pipeline:
-        schedule = self._lowered()
-        self._place(schedule)
         transport = self._transport()
         # Unlike a pipeline, a schedule of torch's needs no closing.
         weakref.finalize(self, transport.close)
-        pipeline = Pipeline(
-            [stage.make() for stage in self._stages],
-            schedule,
-            transport=transport,
-            loss_fn=None if self._loss_fn is None else whole_loss(self._loss_fn),
-            backward_requires_autograd=self._backward_requires_autograd,
-        )
+        try:
+            schedule = self._lowered()
+            self._place(schedule)
+            pipeline = Pipeline(
+                [stage.make() for stage in self._stages],
+                schedule,
+                transport=transport,
+                loss_fn=None if self._loss_fn is None else whole_loss(self._loss_fn),
+                backward_requires_autograd=self._backward_requires_autograd,
+            )
+        except BaseException as error:
+            transport.abort(describe(error))
+            raise
         for kind in self._functions:
             pipeline.register_custom_function(kind, adapt(self, kind))
         return pipeline

@@ -20,7 +20,7 @@ from fullbore.runtime.transport.linked import LinkedTransport, check_size
 from fullbore.runtime.transport.lookout import Log, Lookout, News
 from fullbore.runtime.transport.p2p_device import DeviceChannel, Later, device_backend
 from fullbore.runtime.transport.p2p_link import StreamLink
-from fullbore.runtime.transport.p2p_rendezvous import connect_all, open_store
+from fullbore.runtime.transport.p2p_rendezvous import connect_all, decline, open_store
 from fullbore.runtime.transport.position import RUN, Position
 from fullbore.runtime.tree import Tree
 
@@ -58,7 +58,7 @@ class P2PTransport(LinkedTransport):
         if rank < 0:
             raise ParameterError("this process is not in the group that P2PTransport was given")
         super().__init__(rank, timeout=timeout, max_ahead=max_ahead)
-        self._group = group
+        self._group, self._is_new = group, True
         self._streams: list[StreamLink] = []
         self._lookout: Lookout | None = None
         self._device: DeviceChannel | None = None
@@ -71,6 +71,7 @@ class P2PTransport(LinkedTransport):
         """
         size = dist.get_world_size(self._group)
         check_size(num_ranks, size)
+        self._is_new = False
         self._end()  # of the pipeline before
         self._generation, self._failure = 0, None
         peers = {rank for edge in edges if self._rank in edge for rank in edge} - {self._rank}
@@ -167,6 +168,13 @@ class P2PTransport(LinkedTransport):
                 "it (rank 0's, torchrun's or the launcher's) is gone, and what became of the other "
                 "ranks cannot be known; start all ranks again"
             )
+
+    def abort(self, reason: str) -> None:
+        """See ``Transport.abort``. Instead of ``connect``, it tells the ranks that wait in it."""
+        if self._is_new:
+            self._is_new = False
+            decline(self._group, reason)
+        super().abort(reason)
 
     def close(self) -> None:
         """Say goodbye to the other ranks, and give them a moment to do so. Received tensors stay

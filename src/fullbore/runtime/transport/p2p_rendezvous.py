@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
-from fullbore.errors import TransportError, TransportTimeout
+from fullbore.errors import PeerFailed, TransportError, TransportTimeout
 from fullbore.runtime.transport.position import Address
 
 _DIAL_SECONDS = 5.0
@@ -76,6 +76,7 @@ def connect_all(
     which ``MASTER_ADDR`` or this host's name is reached.
 
     Raises:
+        PeerFailed: a rank has declined.
         TransportError: a peer could not be reached in ``timeout`` seconds, or does not count this
             rank among its own.
     """
@@ -124,7 +125,17 @@ def _exchange(
             )
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
-    return [pickle.loads(bytes.fromhex(store.get(key).decode())) for key in keys]
+    contacts = [pickle.loads(bytes.fromhex(store.get(key).decode())) for key in keys]
+    for other, contact in enumerate(contacts):
+        if isinstance(contact, str):
+            raise PeerFailed(f"rank {other} failed before it made its pipeline: {contact}")
+    return contacts
+
+
+def decline(group: dist.ProcessGroup | None, reason: str) -> None:
+    """Take no part in the next ``connect_all`` of ``group``; the other ranks are told why."""
+    store, _ = open_store(group)
+    store.set(f"contact/{dist.get_rank(group)}", pickle.dumps(reason).hex())
 
 
 def _connect(
