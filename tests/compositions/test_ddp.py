@@ -9,22 +9,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.compositions.replicas import (
-    FAMILIES,
-    Block,
-    Compared,
-    Found,
-    Variant,
-    check,
-    compare,
-    run_families,
-    run_variants,
-)
+from tests.compositions.replicas import FAMILIES, Block, Found, blocks, check, run_families
+from tests.compositions.variants import Compared, Variant, compare, run_variants
 from tests.pool import Pool
-from tests.reference import WIDTH
+from tests.reference import WIDTH, mse
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+
+import fullbore as fb
+from fullbore.errors import ParameterError
+from fullbore.runtime import LocalTransport, Pipeline, Stage
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo]
 
@@ -103,6 +98,16 @@ def normalized(num_stages: int) -> list[nn.Module]:
     return [nn.Sequential(Block(), nn.BatchNorm1d(WIDTH)) for _ in range(num_stages)]
 
 
+def shared(num_stages: int) -> list[nn.Module]:
+    """Stages 0 and 2, which are on one rank, have a layer in common."""
+    modules = blocks(num_stages)
+    first, third = modules[0], modules[2]
+    assert isinstance(first, nn.Sequential)
+    assert isinstance(third, nn.Sequential)
+    third[2] = first[2]
+    return modules
+
+
 VARIANTS = {
     "a wrapper a block": Variant("interleaved_zero_bubble", each_block, syncs=(True, True)),
     "many buckets": Variant("zbv_zero_bubble", in_many_buckets),
@@ -137,3 +142,38 @@ def compared(pool: Callable[[int], Pool]) -> list[Compared]:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_like_a_plain_loop(compared: list[Compared], name: str) -> None:
     compare(VARIANTS[name], [rank[name] for rank in compared])
+
+
+LOOPED = ("interleaved_1f1b", "interleaved_zero_bubble")
+
+
+@pytest.fixture(scope="module")
+def results_of_shared(pool: Callable[[int], Pool]) -> list[dict[str, Found]]:
+    return pool(4).run(run_families, wrap, LOOPED, shared)
+
+
+@pytest.mark.parametrize("family", LOOPED)
+def test_a_layer_of_two_stages(results_of_shared: list[dict[str, Found]], family: str) -> None:
+    """Its gradient is complete, and may be averaged, later than that of the rest of a stage."""
+    check(family, [rank[family] for rank in results_of_shared], shared, exact=False)
+
+
+def tied_without_sync(rank: int, size: int) -> str:
+    del size
+    modules = [DistributedDataParallel(nn.Linear(WIDTH, WIDTH)) for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    stages = [Stage(module, s, 2) for s, module in enumerate(modules)]
+    plan = fb.build("1f1b", num_ranks=2, num_microbatches=2)
+    tied = [("0.weight", "1.weight")]
+    pipe = Pipeline(stages, plan, transport=LocalTransport(), loss_fn=mse, tied=tied)
+    torch.manual_seed(rank)
+    x = torch.randn(4, WIDTH)
+    pipe.step(x, target=x)
+    with modules[0].no_sync(), pytest.raises(ParameterError) as refused:
+        pipe.step(x, target=x)
+    return str(refused.value)
+
+
+def test_tied_parameters_without_reduction_are_refused(pool: Callable[[int], Pool]) -> None:
+    for text in pool(2).run(tied_without_sync):
+        assert "stage 0: tied parameters cannot be trained under DDP's no_sync()" in text

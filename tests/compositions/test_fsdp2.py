@@ -9,18 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.compositions.replicas import (
-    FAMILIES,
-    Block,
-    Compared,
-    Found,
-    Variant,
-    check,
-    compare,
-    run_families,
-    run_hybrid,
-    run_variants,
-)
+from tests.compositions.replicas import FAMILIES, Block, Found, check, run_families
+from tests.compositions.variants import Compared, Variant, compare, run_hybrid, run_variants
 from tests.pool import Pool
 from tests.reference import WIDTH
 from torch import Tensor, nn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.compositions.replicas import Variant, compare, run_variants
+from tests.compositions.variants import Variant, compare, run_variants
 from tests.pool import Pool
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh

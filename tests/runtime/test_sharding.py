@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.compositions.replicas import blocks, flags, mesh, whole_gradients
+from tests.compositions.replicas import blocks, mesh, whole_gradients
+from tests.compositions.variants import flags
 from tests.pool import Pool
 from tests.reference import WIDTH, linear_tanh, mse
 from torch import Tensor, nn
@@ -119,7 +120,20 @@ def refusals(rank: int, size: int) -> dict[str, str]:
             Stage(module, 0, 1)
         except ParameterError as error:
             found[name] = str(error)
-    return found | {"join": under_join()}
+    return found | {"join": under_join(), "shared": shared_module()}
+
+
+def shared_module() -> str:
+    from torch.distributed.fsdp import fully_shard
+
+    modules = [nn.Sequential(nn.Linear(WIDTH, WIDTH)) for _ in range(2)]
+    fully_shard(modules[0])
+    modules[1].append(modules[0][0])
+    stages = [Stage(module, s, 2) for s, module in enumerate(modules)]
+    plan = fb.build("1f1b", num_ranks=2, num_microbatches=2)
+    with pytest.raises(ParameterError) as refused:
+        Pipeline(stages, plan, transport=LocalTransport())
+    return str(refused.value)
 
 
 def under_join() -> str:
@@ -147,6 +161,7 @@ def test_what_ddp_and_its_kin_are_refused_for(pool: Callable[[int], Pool]) -> No
         assert "averaged twice" in found["nested"]
         assert "averaged twice" in found["both"]
         assert "replicate() reduces gradients in every backward" in found["replicate"]
+        assert "stage 0 shares a module that fully_shard manages" in found["shared"]
         assert "join() counts every forward as a step" in found["join"]
 
 
@@ -167,7 +182,7 @@ class Counting:
         async_op: bool = False,
     ) -> dist.Work | None:
         self.count += 1
-        work = dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        work = dist.all_gather_single(output_tensor, input_tensor, group, async_op)
         assert work is None or isinstance(work, dist.Work)
         return work
 
