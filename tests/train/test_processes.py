@@ -79,6 +79,14 @@ def assert_gone(pids: list[int]) -> None:
         time.sleep(0.05)
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended; nobody may have taken note of its end yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
 def test_ctrl_c_ends_the_step_saves_and_leaves_nobody_behind(tmp_path: Path):
     path = tmp_path / "x.pt"
     with training(*FOREVER, "--check", "--json", "--save", path) as process:
@@ -128,6 +136,29 @@ def test_the_ranks_end_with_a_killed_command():
         process.kill()
         process.wait(SECONDS)
         assert_gone(ranks)
+
+
+def test_the_ranks_end_with_a_killed_torchrun(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    options = [*TINY, "--text", SOURCE, *FOREVER]
+    with started(*torchrun, "--nproc-per-node", 2, script, "train", *options) as process:
+        read_until(process, "step 1/")
+        found = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(process.pid)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        ranks = [int(pid) for pid in found.stdout.split()]
+        assert len(ranks) == 2
+        process.kill()
+        process.wait(SECONDS)
+        deadline = time.monotonic() + 15
+        while any(map(is_running, ranks)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not any(map(is_running, ranks))
 
 
 def test_ranks_that_torchrun_starts(tmp_path: Path):

@@ -33,7 +33,8 @@ GRACE = 3.0
 
 _TICK = 0.2
 _LOOPBACK = "127.0.0.1"
-_RESULT, _REPORT, _FAILURE = range(3)
+_RESULT, _REPORT, _FAILURE, _HERE = range(4)
+_GUARD = 'put the call of launch() behind `if __name__ == "__main__":`'
 
 
 class ChildTraceback(Exception):
@@ -114,6 +115,7 @@ class _Child:
     process: SpawnProcess
     connection: Connection
     outcome: tuple[Any] | _Failure | None = None
+    was_here: bool = False
 
 
 def launch(
@@ -151,6 +153,11 @@ def launch(
     if num_ranks < 1:
         raise ParameterError(f"num_ranks must be at least 1; got {num_ranks}")
     _require_importable(function)
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ParameterError(
+            "launch() was called while a rank's new process imports the program that called it; "
+            f"{_GUARD}"
+        )
     task = _Task(function, tuple(args), threads, tune_malloc, on_report is not None)
     children: list[_Child] = []
     with _openings(transport, num_ranks, timeout) as openings:
@@ -255,7 +262,9 @@ def _hear(child: _Child, on_report: Callable[[int, Any], None] | None) -> None:
         child.outcome = _died(child)
         return
     kind, value = pickle.loads(message)
-    if kind != _REPORT:
+    if kind == _HERE:
+        child.was_here = True
+    elif kind != _REPORT:
         child.outcome = value if kind == _FAILURE else (value,)
     elif on_report is not None:
         on_report(child.rank, value)
@@ -270,6 +279,8 @@ def _died(child: _Child) -> _Failure:
         how = f"was killed by {signal.Signals(-code).name}"
     else:
         how = f"exited with code {code}"
+    if not child.was_here:
+        how += f" before it could begin (its own message is above; {_GUARD})"
     return _Failure(child.rank, f"the process {how} without a result")
 
 
@@ -308,10 +319,11 @@ def _run(rank: int, opening: _Opening, task: _Task, connection: Connection) -> N
         tune_malloc()
     torch.set_num_threads(task.threads)
     tell = _teller(connection)
+    tell(_HERE, None)
     report = (lambda value: tell(_REPORT, value),) if task.reports else ()
     try:
         tell(_RESULT, _play(rank, opening, task, report))
-    except Exception as error:  # noqa: BLE001 - the launcher raises it again
+    except BaseException as error:  # noqa: BLE001 - the launcher raises it again
         tell(_FAILURE, _failure(rank, error))
 
 
@@ -324,7 +336,7 @@ def _play(
         transport.close()
         if dist.is_initialized():
             dist.destroy_process_group()
-    except Exception as error:
+    except BaseException as error:
         transport.abort(_failure(rank, error).message)
         raise
     return result
@@ -342,7 +354,7 @@ def _teller(connection: Connection) -> Callable[[int, object], None]:
     return tell
 
 
-def _failure(rank: int, error: Exception) -> _Failure:
+def _failure(rank: int, error: BaseException) -> _Failure:
     trace = "".join(traceback.format_exception(error))
     consequence = any(isinstance(link, PeerFailed | TransportTimeout) for link in _chain(error))
     if isinstance(error, ExecutionError):

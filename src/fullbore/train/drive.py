@@ -15,6 +15,7 @@ from fullbore.runtime.launch import launch
 from fullbore.train.checkpoint import Checkpoint, check_writable
 from fullbore.train.data import load_text
 from fullbore.train.director import Director
+from fullbore.train.lifeline import lifeline
 from fullbore.train.link import DirectLink, Switchboard
 from fullbore.train.membership import Membership
 from fullbore.train.messages import Outcome
@@ -55,7 +56,11 @@ def run(
     # worth the wait where its result is saved.
     deferred = membership is not None or settings.save is not None
     try:
-        with screen, _signals(director, once=membership is None) if deferred else nullcontext():
+        with (
+            screen,
+            _signals(director, once=membership is None) if deferred else nullcontext(),
+            lifeline() if membership is not None else nullcontext(),
+        ):
             outcome = _train(settings, director, membership)
     except KeyboardInterrupt:
         outcome = Outcome.INTERRUPTED
