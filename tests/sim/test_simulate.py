@@ -220,3 +220,13 @@ def test_peaks_known_from_the_literature(num_ranks: int, num_microbatches: int):
         assert peak("interleaved_1f1b", 2) == (2 * num_ranks + num_ranks - 1) / 2
     if num_microbatches >= 2 * num_ranks:
         assert peak("zbv") == num_ranks
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_memory_never_falls_below_what_is_always_there(name: str):
+    schedule = build(name, num_ranks=2, num_microbatches=5)
+    costs = TableCosts(F=1, I=1, W=1, message_bytes=3, activation_bytes=10, kept_bytes=4)
+    found = memory_over_time(schedule, simulate(schedule, costs), costs)
+    assert all(level.bytes >= 0 for rank in found for level in rank)
+    if name != "forward_only":
+        assert [rank[-1].bytes for rank in found] == [0, 0]

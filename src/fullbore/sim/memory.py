@@ -103,10 +103,17 @@ def _handed_on(schedule: Schedule, timeline: Timeline, table: Table) -> Iterator
         taken = user.end if backward else user.start
         message = moved.get((backward, stage, microbatch))
         rank, other = ranks[stage], ranks[user.action.stage]
-        yield _Change(slot.end, True, rank, size, slot.action)
-        if message is None:
-            yield _Change(taken, False, rank, -size, user.action)
-            continue
-        yield _Change(message.end, False, rank, -size, message.action)
-        yield _Change(message.start, True, other, size, message.action)
-        yield _Change(taken, False, other, -size, user.action)
+        left = (taken, user.action) if message is None else (message.end, message.action)
+        yield from _held(rank, size, (slot.end, slot.action), left)
+        if message is not None:
+            yield from _held(other, size, (message.start, message.action), (taken, user.action))
+
+
+def _held(
+    rank: int, size: float, begin: tuple[float, Action], end: tuple[float, Action]
+) -> Iterator[_Change]:
+    """Something a rank holds for a while. Nothing, if it is gone the moment it comes: what is freed
+    at a moment goes before what comes."""
+    if end[0] > begin[0]:
+        yield _Change(begin[0], True, rank, size, begin[1])
+        yield _Change(end[0], False, rank, -size, end[1])
