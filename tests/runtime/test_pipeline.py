@@ -315,6 +315,11 @@ def test_bad_arguments_of_a_step_are_refused() -> None:
         pipe.step(x, target_mbs=[y] * 4)
     with pytest.raises(ParameterError, match="loss_weights must hold 4 numbers"):
         pipe.step(x, target=y, loss_weights=[1.0])
+    for wrong in (1.0, [1.0, 1.0, 1.0, None], "abcd"):
+        with pytest.raises(ParameterError, match="a number for each of 4 microbatches, got"):
+            pipe.step(x, target=y, loss_weights=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="first stage needs arg_mbs"):
+        pipe.step(target_mbs=[y] * 4)
     with pytest.raises(ParameterError, match="first stage needs the batch"):
         pipe.step(target=y)
     with pytest.raises(ParameterError, match="needs the loss_fn"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from fullbore.errors import ParameterError
 from fullbore.runtime.microbatch import Batch, Specs, presplit_batch, split_batch
@@ -49,6 +50,8 @@ class Intake:
             )
         if args or kwargs or target is not None:
             raise ParameterError("give either a batch or microbatches cut by you, not both")
+        if self.has_first and arg_mbs is None and kwarg_mbs is None:
+            raise ParameterError("the rank of the first stage needs arg_mbs")
         return presplit_batch(arg_mbs, kwarg_mbs, targets=target_mbs, num_microbatches=count)
 
     def check_kwargs(self, batch: Batch) -> None:
@@ -59,7 +62,7 @@ class Intake:
         """
         if self.is_alone:
             return
-        for key, value in batch.kwargs[0].items():
+        for key, value in chain.from_iterable(named.items() for named in batch.kwargs):
             if any(tensor.requires_grad for tensor in tensors(value)):
                 raise ParameterError(
                     f"keyword argument {key!r} asks for a gradient, of which every rank would find "
@@ -77,9 +80,16 @@ class Intake:
         """
         count = self.num_microbatches
         if given is not None:
-            if len(given) != count:
-                raise ParameterError(f"loss_weights must hold {count} numbers, got {len(given)}")
-            return tuple(map(float, given))
+            try:
+                weights = tuple(map(float, given))
+            except (TypeError, ValueError):
+                raise ParameterError(
+                    f"loss_weights must hold a number for each of {count} microbatches, got "
+                    f"{given!r}"
+                ) from None
+            if len(weights) != count:
+                raise ParameterError(f"loss_weights must hold {count} numbers, got {len(weights)}")
+            return weights
         if not self.scale_grads:
             return (1.0,) * count
         if batch.weights is None and is_used and not self.has_first:
