@@ -3,10 +3,12 @@ replica fails."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -334,3 +336,20 @@ def test_replicas_hear_of_a_failure(failures: list[dict[str, Outcome]], wrapper:
         # As before the first step; a root of FSDP2 is not freed after its forward.
         wanted = [True] if wrapper == "DDP" else [True, True, True, True, False]
         assert outcome.settings == wanted
+
+
+def run_page(rank: int, size: int, program: str) -> int:
+    del rank, size
+    names: dict[str, Any] = {}
+    exec(program, names)
+    return sum(p.grad is not None for stage in names["stages"] for p in stage.module.parameters())
+
+
+def test_the_page_shows_a_program_that_runs(pool: Callable[[int], Pool]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "data_parallel.md"
+    (program,) = re.findall(
+        r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    started = [line for line in program.splitlines() if "init_process_group" not in line]
+    # Two stages a rank, of three layers with two parameters each.
+    assert pool(4).run(run_page, "\n".join(started)) == [12] * 4
