@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.pipelining.schedules as theirs
+from tests.pipelining.local import MULTI, make, stages
 from tests.pipelining.programs import CSV, batches, layers, mean_square
 from tests.reference import gradients, reference
 from torch import Tensor, nn
 
 from fullbore.errors import FormatError, InvalidSchedule, ParameterError
-from fullbore.pipelining import PipelineStage
 from fullbore.pipelining._actions import write_order
-from fullbore.pipelining.microbatch import TensorChunkSpec
 from fullbore.pipelining.schedules import (
     PipelineScheduleMulti,
     PipelineScheduleSingle,
@@ -23,30 +22,12 @@ from fullbore.pipelining.schedules import (
     ScheduleZBVZeroBubble,
     _Action,
     _ComputationType,
-    _format_pipeline_order,
     _PipelineScheduleRuntime,
-    _simulate_comms_compute,
     get_schedule_class,
 )
 from fullbore.schedules import build
 
 pytestmark = pytest.mark.torch
-
-MULTI = ["LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
-
-
-def stages(modules: list[nn.Module]) -> list[PipelineStage]:
-    return [PipelineStage(m, i, len(modules), "cpu") for i, m in enumerate(modules)]
-
-
-def make(name: str, count: int = 4, modules: list[nn.Module] | None = None, **options: Any) -> Any:
-    options.setdefault("loss_fn", mean_square)
-    return get_schedule_class(name)(stages(modules or layers(4)), count, **options)
-
-
-def spec(dim: int) -> TensorChunkSpec:
-    return TensorChunkSpec(dim)
-
 
 # --- placement and orders
 
@@ -279,6 +260,20 @@ def test_orders_that_are_refused():
         PipelineScheduleMulti(stages(layers(4)), 4)._load_csv("x", format="compute_comms")
 
 
+def test_an_order_for_the_stages_of_other_ranks(tmp_path: Path):
+    """A V in a file, where this rank has the stages of a loop: refused when it is loaded."""
+    make("ZBVZeroBubble")._dump_csv(str(tmp_path / "v.csv"), format="compute_only")
+    own = stages(layers(4))[::2]
+    for stage in own:
+        stage.group_size = 2
+    schedule = _PipelineScheduleRuntime(own, 4, mean_square)
+    with pytest.raises(
+        ParameterError, match=r"rank 0 must hold stages 0, 3 \(vee placement\), got"
+    ):
+        schedule._load_csv(str(tmp_path / "v.csv"))
+    assert schedule.n_local_stages == 2
+
+
 def test_without_a_schedule():
     for call in (
         lambda s: s.step(torch.zeros(4, 8), target=torch.zeros(4, 8)),
@@ -331,52 +326,6 @@ def test_how_many_stages_are_kept_gathered():
 def test_use_full_backward_is_gone():
     with pytest.warns(DeprecationWarning, match="'use_full_backward' is no longer supported"):
         PipelineScheduleMulti(stages(layers(2)), 2, use_full_backward=True)
-
-
-# --- simulation and pictures
-
-
-@pytest.mark.parametrize(
-    "name", ["LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
-)
-def test_simulated_steps_are_torchs(name: str):
-    """Where torch simulates at all: not what it prepares to run."""
-    schedule = make(name, 6)
-    order = {
-        rank: [a for a in actions if "SHARD" not in str(a) and "REDUCE" not in str(a)]
-        for rank, actions in schedule.pipeline_order_with_comms.items()
-    }
-    placement = schedule.stage_index_to_group_rank.__getitem__
-    found = _simulate_comms_compute(order, placement, 4)
-    assert found == theirs._simulate_comms_compute(order, placement, 4)
-
-
-@pytest.mark.parametrize("name", MULTI)
-def test_every_schedule_is_simulated(name: str):
-    schedule = make(name)
-    steps = schedule._simulate()
-    order = schedule.pipeline_order_with_comms
-    assert {r: [a for a in p if a is not None] for r, p in steps.items()} == order
-
-
-def test_what_cannot_run_is_not_simulated():
-    order = {0: [_Action.from_str(text) for text in ("0B0", "0F0")]}
-    with pytest.raises(ValueError, match="0B0"):
-        _simulate_comms_compute(order, lambda stage: 0, 1)
-    with pytest.raises(ValueError, match="stage_to_rank says"):
-        _simulate_comms_compute(make("LoopedBFS").pipeline_order, lambda stage: 0, 4)
-
-
-def test_an_order_as_a_table():
-    order = make("ZBVZeroBubble", 2)._simulate()
-    wanted = theirs._format_pipeline_order(order, 3)
-    found = _format_pipeline_order(order, 3)
-    assert found.split() == wanted.split()
-    assert [line.rstrip() for line in _format_pipeline_order({0: [None], 1: []}).splitlines()] == [
-        "        Rank 0 Rank 1",
-        "Step 0:",
-    ]
-    assert _format_pipeline_order({}).strip() == ""
 
 
 def test_a_schedule_is_used_as_a_partial():

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.pipelining.local import MULTI, make, spec, stages
 from tests.pipelining.programs import batches, layers, mean_square
 from tests.reference import apply, gradients, reference
 from torch import Tensor, nn
 
-from fullbore.pipelining import PipelineStage
-from fullbore.pipelining.microbatch import TensorChunkSpec, sum_reducer
+from fullbore.pipelining.microbatch import sum_reducer
 from fullbore.pipelining.schedules import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
@@ -17,25 +17,9 @@ from fullbore.pipelining.schedules import (
     _Action,
     _PipelineScheduleRuntime,
     _ScheduleForwardOnly,
-    get_schedule_class,
 )
 
 pytestmark = pytest.mark.torch
-
-MULTI = ["LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
-
-
-def stages(modules: list[nn.Module]) -> list[PipelineStage]:
-    return [PipelineStage(m, i, len(modules), "cpu") for i, m in enumerate(modules)]
-
-
-def make(name: str, count: int = 4, modules: list[nn.Module] | None = None, **options: Any) -> Any:
-    options.setdefault("loss_fn", mean_square)
-    return get_schedule_class(name)(stages(modules or layers(4)), count, **options)
-
-
-def spec(dim: int) -> TensorChunkSpec:
-    return TensorChunkSpec(dim)
 
 
 def test_outputs_are_merged_as_specified():

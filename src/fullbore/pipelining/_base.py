@@ -79,6 +79,7 @@ class _PipelineSchedule(Served, ABC):
         self._stages = [adopt(stage) for stage in stages]
         first = self._stages[0]
         self._num_stages, self.pp_group_size = first.num_stages, first.group_size
+        self.n_local_stages = len(self._stages)
         # Whoever holds all stages plays all ranks: there is nobody to exchange anything with.
         self._local = len(self._stages) == self._num_stages
         self.rank = 0 if self._local else first.group_rank

@@ -55,7 +55,7 @@ class _PipelineContext:
         return getattr(self._context, name)
 
 
-class Receives(dict[tuple[int, int], list[Any]]):
+class Receives(dict[tuple[int, int | None], list[Any]]):
     """What torch keeps receives in that were not yet waited for, by stage and microbatch.
 
     While a custom function computes an action, it holds an empty list for each of the action's
@@ -99,7 +99,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.forward, self.backward = Receives(), Receives()
-        self._open: dict[_Key, ActionContext] = {}
+        self._open: dict[_Key, list[ActionContext]] = {}
 
     @property
     def busy(self) -> bool:
@@ -114,20 +114,30 @@ class Desk:
             context: of the action.
             arrives: whether an action of that kind and stage has an input that comes by message.
         """
-        parts = context.parts or (context,)
-        found = {_key(part.action): part for part in parts}
-        before = self._open
-        self._open = {**before, **found}
-        for kind, stage, microbatch in found:
-            if microbatch is not None and arrives(kind, stage):
-                held = self.forward if kind is Kind.F else self.backward
-                held[stage, microbatch] = []
+        # The parts of an overlap may run on two threads, and each open actions of its own: what is
+        # open is added to and taken from, never replaced.
+        found = {_key(part.action): part for part in context.parts or (context,)}
+        for key, part in found.items():
+            self._open.setdefault(key, []).append(part)
+            held = self._receives(key, arrives)
+            if held is not None:
+                held[key[1:]] = []
         try:
             yield
         finally:
-            self._open = before
-            self.forward.clear()
-            self.backward.clear()
+            for key in found:
+                self._open[key].pop()
+                if not self._open[key]:
+                    del self._open[key]
+                held = self._receives(key, arrives)
+                if held is not None:
+                    held.pop(key[1:], None)
+
+    def _receives(self, key: _Key, arrives: Callable[[Kind, int], bool]) -> Receives | None:
+        kind, stage, microbatch = key
+        if microbatch is None or not arrives(kind, stage):
+            return None
+        return self.forward if kind is Kind.F else self.backward
 
     def find(self, stage: int, microbatch: int | None, *kinds: Kind) -> ActionContext:
         """The context of an action of one of ``kinds`` that is being computed.
@@ -136,12 +146,12 @@ class Desk:
             ParameterError: there is none.
         """
         for kind in kinds:
-            context = self._open.get((kind, stage, microbatch))
-            if context is not None:
-                return context
+            contexts = self._open.get((kind, stage, microbatch))
+            if contexts:
+                return contexts[-1]
         number = "" if microbatch is None else microbatch
         wanted = " or ".join(f"{stage}{kind.name}{number}" for kind in kinds)
-        at_work = ", ".join(str(context.action) for context in self._open.values())
+        at_work = ", ".join(str(contexts[-1].action) for contexts in list(self._open.values()))
         raise ParameterError(
             f"{wanted} is not being computed"
             + (f", but {at_work}" if at_work else "")
