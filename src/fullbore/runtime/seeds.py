@@ -11,9 +11,10 @@ checkpoint that runs a forward again puts the generator back first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
+from threading import get_ident
 from typing import TypeVar
 
 import torch
@@ -56,6 +57,26 @@ def microbatch_seed(seed: int, microbatch: int, *, stage: int = 0) -> Iterator[N
     """
     with _generators(_joined(_hash(seed, microbatch), stage)):
         yield
+
+
+def on_this_thread(compute: Callable[[], None]) -> Callable[[], None]:
+    """``compute``, to be called on the thread that asks for it. What another thread draws
+    meanwhile, or a checkpoint there puts back, would change the numbers.
+
+    Raises:
+        ParameterError: it is called on another thread.
+    """
+    thread = get_ident()
+
+    def checked() -> None:
+        if get_ident() != thread:
+            raise ParameterError(
+                "step(seed=...) needs all computation on one thread, whose random numbers it "
+                "controls; leave the seed out, or run the parts of an overlap one by one"
+            )
+        compute()
+
+    return checked
 
 
 class _Draws:

@@ -24,7 +24,7 @@ from fullbore.runtime.compute import (
     forward,
 )
 from fullbore.runtime.custom import ActionContext, CustomFunction, Run
-from fullbore.runtime.seeds import microbatch_seed
+from fullbore.runtime.seeds import microbatch_seed, on_this_thread
 from fullbore.runtime.sharding import Sharding
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport.base import Transport, make_tag
@@ -223,10 +223,10 @@ class StageWorker:
         def context(compute: Call) -> ActionContext:
             return ActionContext(action, self._current, self._owner, compute, unit, record)
 
-        builtin, custom = (
-            context(partial(steps.compute, unit, record)),
-            self._custom.get(action.kind),
-        )
+        compute: Call = partial(steps.compute, unit, record)
+        if self._current.seed is not None:
+            compute = on_this_thread(compute)
+        builtin, custom = context(compute), self._custom.get(action.kind)
         chosen = builtin if custom is None else context(partial(custom, action, builtin))
         return _Work(steps, unit, record, chosen)
 
