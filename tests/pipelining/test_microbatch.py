@@ -128,6 +128,19 @@ def test_targets_are_cut_along_dim_0():
         split_target_into_chunks(target, 9)
 
 
+def test_what_may_hold_a_batch_is_not_replicated_unseen():
+    array = ROWS.numpy()
+    with pytest.raises(
+        ParameterError, match=r"argument\[0\]: a ndarray is not cut, as only tensors"
+    ):
+        split_args_kwargs_into_chunks((array,), {}, 4)
+    args, _ = split_args_kwargs_into_chunks((array,), {}, 4, (_Replicate(),))
+    assert all(given is array for (given,) in args)
+    for target in (array, {"labels": object()}):
+        with pytest.raises(ParameterError, match="target"):
+            split_target_into_chunks(target, 4)
+
+
 def test_weights_are_the_share_of_rows():
     assert row_weights((ROWS,), {}, None, chunks=3) == (3 / 8, 3 / 8, 2 / 8)
     assert row_weights((), {}, ROWS, chunks=4) == (0.25,) * 4

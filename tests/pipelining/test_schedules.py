@@ -44,8 +44,9 @@ def test_all_stages_in_one_process_play_all_ranks():
 def test_stages_that_do_not_fit():
     with pytest.raises(ValueError, match="requires exactly 2 stages on each rank; there are 3"):
         make("DualPipeV", modules=layers(3))
-    with pytest.raises(ValueError, match="n_microbatches must be at least 1, got 0"):
-        make("LoopedBFS", 0)
+    for number in (0, -1, "4", 4.0):
+        with pytest.raises(ValueError, match=f"a whole number of at least 1, got {number!r}"):
+            make("LoopedBFS", number)  # type: ignore[arg-type]
     (first, *_) = stages(layers(4))
     with pytest.raises(ValueError, match="one stage a rank; there are 4 stages and 1 ranks"):
         ScheduleGPipe(first, 4)

@@ -54,8 +54,11 @@ class _PipelineSchedule(Served, ABC):
         output_merge_spec: Any = None,
         scale_grads: bool = True,
     ) -> None:
-        if n_microbatches < 1:
-            raise ParameterError(f"n_microbatches must be at least 1, got {n_microbatches}")
+        number: object = n_microbatches
+        if not isinstance(number, int) or number < 1:
+            raise ParameterError(
+                f"n_microbatches must be a whole number of at least 1, got {n_microbatches!r}"
+            )
         self._n_microbatches, self._loss_fn, self.scale_grads = n_microbatches, loss_fn, scale_grads
         self._specs, self._output_merge_spec = (
             (args_chunk_spec, kwargs_chunk_spec),
@@ -75,7 +78,9 @@ class _PipelineSchedule(Served, ABC):
     def _hold(self, stages: Sequence[Any]) -> None:
         """Take the stages of this process."""
         if not isinstance(stages, list | tuple) or not stages:
-            raise ParameterError(f"{type(self).__name__} needs a list of at least one stage")
+            raise ParameterError(
+                f"{type(self).__name__} needs a list of at least one stage, got {stages!r}"
+            )
         self._stages = [adopt(stage) for stage in stages]
         first = self._stages[0]
         self._num_stages, self.pp_group_size = first.num_stages, first.group_size

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from fullbore.errors import ParameterError
 from fullbore.runtime import merge
-from fullbore.runtime.tree import Tree
+from fullbore.runtime.tree import Tree, is_plain
 
 __all__ = [
     "DEFAULT_CHUNK_DIM",
@@ -93,6 +93,11 @@ def split_target_into_chunks(target: Tree, chunks: int) -> list[Tree]:
     """
     leaves = _leaves(target, None, "target")
     for leaf in leaves:
+        if not isinstance(leaf.value, Tensor | BlockMask) and not is_plain(leaf.value):
+            raise ParameterError(
+                f"{leaf.where}: a {type(leaf.value).__qualname__} cannot be cut; a target holds "
+                "tensors and plain values. Give target_mbs for others"
+            )
         if leaf.dim is not None and _extent(leaf) < chunks:
             raise ParameterError(
                 f"{leaf.where}: {chunks} microbatches need as many rows; there are {_extent(leaf)}"
@@ -241,6 +246,11 @@ def _leaf(value: Any, spec: Any, where: str) -> _Leaf:
     if isinstance(value, BlockMask):
         # One mask for all rows is broadcast.
         return _Leaf(value, where, 0 if value.kv_num_blocks.size(0) > 1 else None)
+    if not isinstance(value, Tensor) and getattr(value, "shape", None):
+        raise ParameterError(
+            f"{where}: a {type(value).__qualname__} is not cut, as only tensors are; make a tensor "
+            "of it, or give it the chunk spec _Replicate() to hand it to each microbatch whole"
+        )
     cut = isinstance(value, Tensor) and value.dim() > 0
     return _Leaf(value, where, DEFAULT_CHUNK_DIM if cut else None)
 
