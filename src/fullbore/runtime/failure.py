@@ -18,7 +18,8 @@ logger = logging.getLogger("fullbore")
 def describe(error: BaseException) -> str:
     """An error as the other ranks are told of it."""
     notes = "; ".join(getattr(error, "__notes__", ()))
-    return f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text + (f" ({notes})" if notes else "")
 
 
 def report(

@@ -22,6 +22,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from fullbore.runtime.failure import describe
 from fullbore.runtime.transport import P2PTransport, SharedMemoryTransport, Transport
 from fullbore.runtime.transport.shm import socket_pairs
 
@@ -94,8 +95,7 @@ class Clock:
             call()
         except BaseException as error:  # noqa: BLE001 - it is what the test looks at
             self.failed = self.failed or time.monotonic()
-            notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-            self.texts.append(f"{type(error).__name__}: {error}{notes}")
+            self.texts.append(describe(error))
         else:
             self.texts.append("fine")
 

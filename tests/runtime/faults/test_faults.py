@@ -31,7 +31,7 @@ def others(seen: list[Seen], rank: int) -> list[Seen]:
         (Fault("raise", 1), "ValueError: boom (rank 1, stage 1, action 1F3)"),
         (Fault("raise", 0, "B", 1), "ValueError: boom (rank 0, stage 0, action 0B1)"),
         (Fault("raise", 2, "loss", 2), "ValueError: boom (rank 2, stage 2, action 2F2)"),
-        (Fault("interrupt", 2), "KeyboardInterrupt:  (rank 2, stage 2, action 2F3)"),
+        (Fault("interrupt", 2), "KeyboardInterrupt (rank 2, stage 2, action 2F3)"),
         (Fault("shape", 1), "mat1 and mat2 shapes cannot be multiplied (2x7 and 8x8)"),
     ],
     ids=["forward", "backward", "loss", "interrupt", "shape"],
