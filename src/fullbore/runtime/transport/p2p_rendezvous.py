@@ -76,9 +76,8 @@ def connect_all(
     which ``MASTER_ADDR`` or this host's name is reached.
 
     Raises:
-        PeerFailed: a rank has declined.
-        TransportError: a peer could not be reached in ``timeout`` seconds, or does not count this
-            rank among its own.
+        TransportError: a rank declined, could not be reached in ``timeout`` seconds, or does not
+            count this rank among its own.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     named = _named_addresses()
