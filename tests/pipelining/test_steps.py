@@ -18,6 +18,7 @@ from fullbore.pipelining.schedules import (
     _PipelineScheduleRuntime,
     _ScheduleForwardOnly,
 )
+from fullbore.runtime import clip_grad_norm_
 
 pytestmark = pytest.mark.torch
 
@@ -179,6 +180,16 @@ def test_gradients_that_are_switched_off():
             schedule.step(X, target=Y)
         with torch.no_grad():
             schedule.eval(X, target=Y)
+
+
+def test_clipping_by_the_norm_of_all_stages():
+    modules = layers(4)
+    schedule = make("LoopedBFS", modules=modules)
+    schedule.step(*batches(1)[0][:1], target=batches(1)[0][1])
+    parameters = [p for module in modules for p in module.parameters()]
+    wanted = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    found = clip_grad_norm_(parameters, 1e-3, pipeline=schedule.pipeline)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_loss_arguments():

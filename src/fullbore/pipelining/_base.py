@@ -117,6 +117,12 @@ class _PipelineSchedule(Served, ABC):
         """The rank that holds the last stage, and so the losses."""
         return self.stage_index_to_group_rank[self._num_stages - 1]
 
+    @property
+    def pipeline(self) -> Pipeline:
+        """What runs the schedule: for ``clip_grad_norm_`` and whatever else of ``fullbore.runtime``
+        wants one. The first step makes it, or, on all ranks together, asking for it."""
+        return self._ready()
+
     @abstractmethod
     def _lowered(self) -> Schedule:
         """The schedule to run."""
