@@ -95,6 +95,47 @@ def test_c16_copies_in_one_process(family: str):
     assert all(torch.equal(step[0], step[-1]) for step in found)
 
 
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h @ self.weight.t()
+
+
+def sparse_on_rank(rank: int, size: int) -> list[Tensor | None]:
+    torch.manual_seed(0)
+    embedding, head = nn.Embedding(WIDTH, WIDTH, sparse=True), Head()
+    with torch.no_grad():
+        head.weight.copy_(embedding.weight)
+    tokens = torch.arange(8) % 5
+    transport = P2PTransport(timeout=60.0)
+    module = head if rank else embedding
+    try:
+        pipe = Pipeline(
+            Stage(module, rank, 2),
+            schedule_of("1f1b"),
+            loss_fn=nn.functional.cross_entropy,
+            transport=transport,
+            tied=[("0.weight", "1.weight")],
+        )
+        pipe.step(tokens, target=tokens)
+    finally:
+        transport.close()
+    found = next(module.parameters()).grad
+    embedding.weight.grad = None
+    for part in tokens.chunk(4):
+        (nn.functional.cross_entropy(embedding(part) @ embedding.weight.t(), part) / 4).backward()
+    return [found, embedding.weight.grad]
+
+
+def test_c16_the_embedding_s_gradient_may_be_sparse(pool: Callable[[int], Pool]):
+    (first, _), (second, reference) = pool(2).run(sparse_on_rank)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, reference.to_dense(), rtol=1e-5, atol=1e-6)
+
+
 def run_rank(transport: Transport, rank: int, family: str) -> Any:
     schedule = schedule_of(family)
     own = schedule.placement.stages_of(rank)

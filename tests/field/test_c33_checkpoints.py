@@ -296,6 +296,14 @@ def test_c33_another_optimizer_is_refused(saved: Path):
         load_checkpoint(pipe, saved, optimizers=SGD([nn.Parameter(torch.ones(3))], lr=1.0))
 
 
+@pytest.mark.parametrize("extra", [nn.Linear(1, 1), lambda: 3, {"optimizer": SGD}])
+def test_c33_what_could_not_be_read_is_not_written(extra: object, tmp_path: Path):
+    pipe, _ = pipeline("1f1b", 2, LocalTransport())
+    with pytest.raises(ParameterError, match="extra may hold tensors, plain values"):
+        save_checkpoint(pipe, tmp_path / "a", extra=extra)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_c33_options_and_buffers_are_kept(tmp_path: Path):
     def of(rate: float) -> tuple[Pipeline, nn.Module, Optimizer]:
         module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))

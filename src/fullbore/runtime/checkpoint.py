@@ -143,7 +143,7 @@ def load_checkpoint(
         return {name for section, _, name in saved if section == "model"}, set(model)
 
     _check_known(ranks.do(read), source)
-    return torch.load(io.BytesIO(extra[0]), map_location="cpu", weights_only=True)
+    return _unpacked(extra[0])
 
 
 class _Ranks:
@@ -293,6 +293,22 @@ def _as_it_is(_: int, name: str) -> str:
 
 
 def _packed(extra: object) -> bytes:
+    """As bytes, which can be read again without trust in who wrote them.
+
+    Raises:
+        ParameterError: they could not.
+    """
     buffer = io.BytesIO()
-    torch.save(extra, buffer)
+    try:
+        torch.save(extra, buffer)
+        _unpacked(buffer.getvalue())
+    except (pickle.PickleError, AttributeError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ParameterError(
+            f"extra may hold tensors, plain values, and lists, tuples and dicts of them: {reason}"
+        ) from error
     return buffer.getvalue()
+
+
+def _unpacked(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

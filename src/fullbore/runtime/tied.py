@@ -181,7 +181,9 @@ def _parse(group: Sequence[str], placement: Placement) -> Iterator[_Holder]:
 
 
 def _add(parts: Sequence[Tensor | None]) -> Tensor | None:
-    found = [local_part(part) for part in parts if part is not None]
+    whole = [local_part(part) for part in parts if part is not None]
+    # An embedding's may be sparse, a head's is not.
+    found = [part.to_dense() if part.is_sparse else part for part in whole]
     return reduce(torch.add, found) if found else None
 
 
