@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.constants import default_pg_timeout
 
 from fullbore.errors import ParameterError
 from fullbore.ir import Kind, Schedule
@@ -391,6 +392,7 @@ def _is(one: object, other: object) -> bool:
 def _timeout(group: dist.ProcessGroup | None) -> float:
     """How long the group lets its members wait, in seconds."""
     chosen = dist.distributed_c10d._get_default_group() if group is None else group
-    backend = chosen._get_backend(chosen._device_types[0])
-    seconds: float = backend.options._timeout.total_seconds()
+    options = getattr(chosen._get_backend(chosen._device_types[0]), "options", None)
+    # A backend from elsewhere need not have any.
+    seconds: float = getattr(options, "_timeout", default_pg_timeout).total_seconds()
     return seconds
