@@ -32,29 +32,10 @@ def faults() -> Iterator[tuple[str, Act, Setting]]:
         ("SIGSTOP in a forward", Fault("stop", 1)),
         ("a forward that takes too long", Fault("sleep", 1)),
     ]
-    usual, fewer = (fb.build("1f1b", num_ranks=2, num_microbatches=m) for m in (4, 2))
-    gpipe = fb.build("gpipe", num_ranks=2, num_microbatches=4)
     for kind in KINDS:
         for name, fault in wrong:
             yield name, partial(with_fault, 3, fault), Setting(kind, 3)
-        yield (
-            "2 microbatches instead of 4",
-            partial(scenes.other_schedule, (usual, fewer), 1),
-            Setting(kind, 2),
-        )
-        yield (
-            "gpipe instead of 1f1b",
-            partial(scenes.other_schedule, (usual, gpipe), 1),
-            Setting(kind, 2),
-        )
-        yield "eval instead of step", partial(scenes.evaluate_alone, 2, 0), Setting(kind, 2)
-        yield (
-            "step under no_grad",
-            partial(scenes.without_gradients, 3, "no_grad", 1),
-            Setting(kind, 3),
-        )
-        yield "a step is skipped", partial(scenes.skip_a_step, 3, 1), Setting(kind, 3)
-        yield "no pipeline is made", partial(scenes.no_pipeline, 3, 1), Setting(kind, 3)
+        yield from disagreements(kind)
         yield (
             "SIGKILL of rank 3 beside a rank that computes for 4 s",
             partial(scenes.busy_neighbours, 4),
@@ -70,6 +51,20 @@ def faults() -> Iterator[tuple[str, Act, Setting]]:
         partial(scenes.busy_beside_host, 4),
         Setting("p2p", 4, hosted=True, timeout=LONG),
     )
+
+
+def disagreements(kind: Kind) -> Iterator[tuple[str, Act, Setting]]:
+    """Ranks that do not do the same."""
+    usual, fewer = (fb.build("1f1b", num_ranks=2, num_microbatches=m) for m in (4, 2))
+    gpipe = fb.build("gpipe", num_ranks=2, num_microbatches=4)
+    two, three = Setting(kind, 2), Setting(kind, 3)
+    other = scenes.other_schedule
+    yield "2 microbatches instead of 4", partial(other, (usual, fewer), 1), two
+    yield "gpipe instead of 1f1b", partial(other, (usual, gpipe), 1), two
+    yield "eval instead of step", partial(scenes.evaluate_alone, 2, 0), two
+    yield "step under no_grad", partial(scenes.without_gradients, 3, "no_grad", 1), three
+    yield "a step is skipped", partial(scenes.skip_a_step, 3, 1), three
+    yield "no pipeline is made", partial(scenes.no_pipeline, 3, 1), three
 
 
 def row(name: str, setting: Setting, seen: list[Seen]) -> str:

@@ -153,11 +153,6 @@ def launch(
     if num_ranks < 1:
         raise ParameterError(f"num_ranks must be at least 1; got {num_ranks}")
     _require_importable(function)
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ParameterError(
-            "launch() was called while a rank's new process imports the program that called it; "
-            f"{_GUARD}"
-        )
     task = _Task(function, tuple(args), threads, tune_malloc, on_report is not None)
     children: list[_Child] = []
     with _openings(transport, num_ranks, timeout) as openings:
@@ -175,6 +170,11 @@ def launch(
 
 
 def _require_importable(function: Callable[..., Any]) -> None:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ParameterError(
+            "launch() was called while a rank's new process imports the program that called it; "
+            f"{_GUARD}"
+        )
     try:
         pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -10,7 +10,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,12 +91,7 @@ def connect_all(
             peers=tuple(sorted(peers)),
         )
         contacts = _exchange(own, rank, size, store=store, timeout=timeout)
-        for other, contact in enumerate(contacts):
-            if (rank in contact.peers) != (other in peers):
-                raise TransportError(
-                    f"the ranks do not run the same schedule: rank {rank} exchanges messages with "
-                    f"ranks {own.peers}, rank {other} with ranks {contact.peers}"
-                )
+        _compare(contacts, rank)
         sockets = _connect(server, rank, contacts, peers=peers, timeout=timeout)
     pages = {
         other: Address.decode(contact.page)
@@ -104,6 +99,16 @@ def connect_all(
         if contact.page and contact.machine == own.machine and other != rank
     }
     return sockets, pages
+
+
+def _compare(contacts: Sequence[_Contact], rank: int) -> None:
+    own = contacts[rank].peers
+    for other, contact in enumerate(contacts):
+        if (rank in contact.peers) != (other in own):
+            raise TransportError(
+                f"the ranks do not run the same schedule: rank {rank} exchanges messages with "
+                f"ranks {own}, rank {other} with ranks {contact.peers}"
+            )
 
 
 def _exchange(
