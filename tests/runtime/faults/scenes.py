@@ -126,6 +126,12 @@ def sleep_once(module: nn.Module, seconds: float) -> None:
     handle = module.register_forward_pre_hook(sleep)
 
 
+def slow_down(module: nn.Module) -> None:
+    """Let every backward take long."""
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: time.sleep(0.1))
+
+
 def skip_a_step(size: int, skipping: int, transport: Transport, rank: int, clock: Clock) -> None:
     """One rank makes fewer steps than the others, and idles."""
     pipe, _ = make(transport, rank, size, clock)
@@ -242,3 +248,18 @@ def die_soon(clock: Clock) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Timer(0.3, die).start()
+
+
+def hasty_next_step(size: int, transport: Transport, rank: int, clock: Clock) -> None:
+    """The last rank is refused its second step while the others still finish the first."""
+    pipe, module = make(transport, rank, size, clock)
+    x, y = batch()
+    if rank == 0:
+        slow_down(module)
+    clock.call(lambda: pipe.step(x, target=y))
+    if rank == size - 1:
+        clock.begin()
+        clock.call(lambda: pipe.step(x[:1], target=y[:1]))
+    else:
+        clock.call(lambda: pipe.step(x, target=y))
+    clock.call(lambda: pipe.step(x, target=y))

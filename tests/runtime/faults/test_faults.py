@@ -96,6 +96,17 @@ def test_a_death_beside_a_busy_rank_reaches_the_rest(kind: Kind) -> None:
         assert one.seconds < 3.0
 
 
+def test_a_failure_does_not_end_the_step_before(kind: Kind) -> None:
+    first, middle, last = play(partial(scenes.hasty_next_step, 3), Setting(kind, 3, timeout=30.0))
+    for one in (first, middle, last):
+        assert one.texts is not None
+        before, failed, after = one.texts
+        assert before == after == "fine"
+        assert "4 microbatches need" in failed
+    assert last.text.startswith("ParameterError")
+    assert first.text.startswith("PeerFailed")
+
+
 def test_one_of_two_pipelines_in_a_world_dies_and_the_other_goes_on() -> None:
     setting = Setting("p2p", 4, groups=((0, 1), (2, 3)))
     # Both pipelines have a rank 1; the one of the second pipeline is spared.
