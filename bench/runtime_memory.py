@@ -37,6 +37,11 @@ class Watch(TorchDispatchMode):
         self.held = self.peak = 0
         self._alive: dict[int, weakref.ref[Any]] = {}
 
+    def made(self, size: int) -> Callable[[], None] | None:
+        """A storage of ``size`` bytes was made: gives what to do when it dies, None if nothing."""
+        self.grow(size)
+        return lambda: self.grow(-size)
+
     def grow(self, size: int) -> None:
         """Count ``size`` bytes more."""
         self.held += size
@@ -62,16 +67,18 @@ class Watch(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
         if key in self._alive:
+            return
+        forget = self.made(storage.nbytes())
+        if forget is None:
             return
 
         def died(_: object) -> None:
             del self._alive[key]
-            self.held -= size
+            forget()
 
         self._alive[key] = weakref.ref(storage, died)
-        self.grow(size)
 
 
 def peak_memory(make: Callable[[], Side]) -> int:

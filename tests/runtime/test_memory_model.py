@@ -6,8 +6,8 @@ schedule then holds of many, on ranks with several stages, is for the simulator 
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -15,10 +15,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from bench.runtime_memory import Watch
 from tests.reference import mse
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fullbore as fb
 from fullbore.execute import Interpreter
@@ -37,46 +37,26 @@ SMALL = 256  # bytes; losses and their weights are smaller, activations larger
 HIDDEN = (32, 96, 48, 128)
 
 
-class Watch(TorchDispatchMode):
+class RankWatch(Watch):
     """Counts the storages that each rank's actions make, until they die."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rank: int | None = None
-        self.held: dict[int, int] = {}
-        self._alive: dict[int, weakref.ref[Any]] = {}
+        self.of: Counter[int] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {
-            leaf.untyped_storage()._cdata
-            for leaf in pytree.arg_tree_leaves(*args, **(kwargs or {}))
-            if isinstance(leaf, Tensor)
-        }
-        for leaf in pytree.tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in given:
-                self._count(leaf.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        rank, key, size = self.rank, storage._cdata, storage.nbytes()
-        if rank is None or size <= SMALL or key in self._alive:
-            return
-
-        def died(_: object) -> None:
-            del self._alive[key]
-            self.held[rank] -= size
-
-        self._alive[key] = weakref.ref(storage, died)
-        self.held[rank] = self.held.get(rank, 0) + size
+    def made(self, size: int) -> Callable[[], None] | None:
+        rank = self.rank
+        if rank is None or size <= SMALL:
+            return None
+        self.of[rank] += size
+        return lambda: self.of.subtract({rank: size})
 
 
 class Copying(LocalTransport):
     """What is on its way belongs to nobody; what has arrived, to the rank that took it."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: RankWatch) -> None:
         super().__init__()
         self._watch = watch
 
@@ -104,7 +84,7 @@ def modules(num_stages: int) -> list[nn.Module]:
 
 def watched(plan: fb.Schedule) -> list[tuple[int, fb.Action, int]]:
     """What each rank held when it turned to each piece of computation."""
-    watch, stages = Watch(), modules(plan.num_stages)
+    watch, stages = RankWatch(), modules(plan.num_stages)
     seen: list[tuple[int, fb.Action, int]] = []
     for parameter in nn.ModuleList(stages).parameters():
         parameter.grad = torch.zeros_like(parameter)  # which is there from the start
@@ -135,7 +115,7 @@ def watched(plan: fb.Schedule) -> list[tuple[int, fb.Action, int]]:
             for value in queue.values()
         ]
         sent = sum(tensor.nbytes for tensor in tensors(waiting))
-        held = watch.held.get(ranks[stage], 0) - sent
+        held = watch.of[ranks[stage]] - sent
         seen.append((ranks[stage], fb.Action(stage, steps.kind, microbatch), held))
         do(self, steps, stage, microbatch)
 
@@ -146,7 +126,7 @@ def watched(plan: fb.Schedule) -> list[tuple[int, fb.Action, int]]:
         watch,
     ):
         pipe.step(x, target=x)
-    assert not any(watch.held.values())
+    assert not any(watch.of.values())
     return seen
 
 
