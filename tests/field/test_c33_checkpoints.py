@@ -255,6 +255,20 @@ def test_c33_a_file_cut_short_is_named(saved: Path):
         load_checkpoint(pipe, saved)
 
 
+def test_c33_a_changed_byte_is_noticed(saved: Path):
+    pipe, _ = pipeline("1f1b", 2, LocalTransport())
+    load_checkpoint(pipe, saved)
+    weight = weights(pipe)["layers.5.0.weight"]
+    file = saved / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[content.index(weight.numpy().tobytes()) + 10] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(
+        ExecutionError, match=r"__0_0\.distcp is damaged, in model\.layers\.5\.0\.w"
+    ):
+        load_checkpoint(pipe, saved)
+
+
 def test_c33_a_damaged_or_missing_table_is_named(saved: Path):
     pipe, _ = pipeline("1f1b", 2, LocalTransport())
     table = saved / ".metadata"
@@ -321,3 +335,22 @@ def test_c33_options_and_buffers_are_kept(tmp_path: Path):
         assert_same(loaded.state_dict()[name], value, exact=True, what=name)
     for one, two in zip(optimizer.state.values(), again.state.values(), strict=True):
         assert torch.equal(one["momentum_buffer"], two["momentum_buffer"])
+
+
+def fails_on_one(transport: Transport, rank: int, path: Path) -> str:
+    pipe, _ = pipeline("1f1b", 2, transport, rank)
+
+    def rename(stage: int, name: str) -> str:
+        return name if rank else str(1 / 0)
+
+    with pytest.raises(ExecutionError) as caught:
+        save_checkpoint(pipe, path, rename=rename)
+    return str(caught.value)
+
+
+def test_c33_an_error_of_one_rank_s_own_functions_is_one_on_all(
+    pool: Callable[[int], Pool], tmp_path: Path
+):
+    for text in pool(2).run(over_gloo, fails_on_one, tmp_path / "a"):
+        assert "ZeroDivisionError: division by zero (in process 0)" in text
+    assert not [*tmp_path.iterdir()]

@@ -39,11 +39,11 @@ from fullbore.runtime.checkpoint_state import (
 from fullbore.runtime.pipeline import Pipeline
 
 _Result = TypeVar("_Result")
-_TROUBLE = (
-    *(OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError),
-    *(EOFError, ImportError, pickle.UnpicklingError, zipfile.BadZipFile),
+_DAMAGE = (
+    *(OSError, ValueError, TypeError, KeyError, IndexError, AttributeError),
+    *(EOFError, ImportError, pickle.UnpicklingError),
 )
-"""What PyTorch raises where a file cannot be written, or is not what it should be."""
+"""What unpickling raises where a file is not what it should be."""
 
 
 def save_checkpoint(
@@ -135,7 +135,7 @@ def load_checkpoint(
         check_complete(model, metadata)
         state, options = empty_optimizer_state(pipeline.stages, own, rename, metadata)
         content = _sections(model, state, options, extra=b"")
-        _read(content, reader, metadata)
+        _read(content, reader, metadata, source=source)
         load_model(pipeline.stages, model, rename)
         load_optimizers(pipeline.stages, own, rename, state=state, options=options)
         extra.append(content["extra"])
@@ -179,9 +179,11 @@ class _Ranks:
         outcome: tuple[type[Exception] | None, Any]
         try:
             outcome = None, work()
+        except ExecutionError:
+            raise  # of another rank, which all have heard of
         except ParameterError as error:
             cause, outcome = error, (ParameterError, str(error))
-        except _TROUBLE as error:
+        except Exception as error:  # noqa: BLE001 - it is raised below, on all ranks
             cause, outcome = error, (ExecutionError, f"{type(error).__name__}: {error}")
         outcomes = self._exchange(outcome)
         for index, (failure, text) in enumerate(outcomes):
@@ -228,13 +230,34 @@ def _write(content: State, part: Path, target: Path, *, ranks: _Ranks) -> None:
     ranks.do(finish)
 
 
-def _read(content: State, reader: FileSystemReader, metadata: Metadata) -> None:
+def _read(content: State, reader: FileSystemReader, metadata: Metadata, *, source: Path) -> None:
     planner = DefaultLoadPlanner()
     planner.set_up_planner(content, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     plan = reader.prepare_local_plan(planner.create_local_plan())
     (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))
+    needed = {item.storage_index: item.dest_index.fqn for item in plan.items}
+    for index, name in needed.items():
+        _check_undamaged(source, name, metadata.storage_data[index])
     reader.read_data(planner.finish_plan(plan), planner).wait()
+
+
+def _check_undamaged(source: Path, name: str, place: Any) -> None:
+    """Compare an entry with the checksums that it was stored with, which PyTorch does not do.
+
+    Raises:
+        OSError: they differ.
+    """
+    with (source / place.relative_path).open("rb") as file:
+        file.seek(place.offset)
+        data = io.BytesIO(file.read(place.length))
+    try:
+        with zipfile.ZipFile(data) as archive:
+            is_damaged = archive.testzip() is not None
+    except zipfile.BadZipFile:
+        is_damaged = True
+    if is_damaged:
+        raise OSError(f"the file {place.relative_path} is damaged, in {name}")
 
 
 def _metadata(reader: FileSystemReader, source: Path) -> Metadata:
@@ -248,7 +271,7 @@ def _metadata(reader: FileSystemReader, source: Path) -> Metadata:
         raise ParameterError("not a checkpoint: there is no file .metadata in it")
     try:
         metadata = reader.read_metadata()
-    except _TROUBLE as error:
+    except _DAMAGE as error:
         raise OSError(f"the file .metadata is damaged: {error}") from error
     ends: dict[str, int] = {}
     for info in metadata.storage_data.values():
