@@ -69,6 +69,11 @@ def replicated(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return module
 
 
+def on_one_rank(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The other rank's stages are plain, and every replica's own."""
+    return module if mesh.get_local_rank("pp") == 0 else nested(module, mesh)
+
+
 def hybrid(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
@@ -134,6 +139,7 @@ VARIANTS = {
     "lowered without": Variant("interleaved_zero_bubble", nested, lowered={}, syncs=(True, True)),
     "reduced, not gathered": Variant("zbv_zero_bubble", nested, lowered={"reduce_grad": True}),
     "two steps, one reduction": Variant("zbv_zero_bubble", nested, syncs=(False, True)),
+    "on one rank": Variant("interleaved_zero_bubble", on_one_rank, syncs=(True, True)),
     "shared streams": Variant("interleaved_zero_bubble", freed, together=share_streams),
     "trained": Variant("zbv_zero_bubble", nested, syncs=(True,) * 3, rate=0.3),
 }

@@ -304,6 +304,7 @@ def fail_once(rank: int, parts: DeviceMesh, wrapper: str) -> Outcome:
         pipe.step(x, target=x)
     except ExecutionError as error:
         outcome.again = str(error)
+    dist.barrier()  # or a late refusal would reach the next pipeline
     outcome.settings = [value for part in flags(module) for value in part]
     transport.close()
     return outcome
@@ -336,6 +337,46 @@ def test_replicas_hear_of_a_failure(failures: list[dict[str, Outcome]], wrapper:
         # As before the first step; a root of FSDP2 is not freed after its forward.
         wanted = [True] if wrapper == "DDP" else [True, True, True, True, False]
         assert outcome.settings == wanted
+
+
+def goes_on(rank: int, size: int) -> list[str]:
+    """Rank 0, whose stage is plain, fails once."""
+    del size
+    module = linear_tanh(2)[rank]
+    if rank == 1:
+        alone = dist.new_group([rank], use_local_synchronization=True)
+        module = DistributedDataParallel(module, process_group=alone)
+    else:
+        dist.new_group([rank], use_local_synchronization=True)
+    plan = fb.build("1f1b", num_ranks=2, num_microbatches=2)
+    transport = P2PTransport(timeout=30.0)
+    pipe = Pipeline(Stage(module, rank, 2), plan, transport=transport, loss_fn=mse)
+    x = torch.randn(4, WIDTH)
+    said: list[str] = []
+
+    def fail_once(action: Action, context: ActionContext) -> None:
+        if rank == 0 and not said:
+            raise ValueError("this once")
+        context.run()
+
+    pipe.register_custom_function("F", fail_once)
+    for _ in range(2):
+        try:
+            pipe.step(x, target=x)
+        except (ValueError, ExecutionError) as error:
+            said.append(str(error))
+        dist.barrier()
+    transport.close()
+    return said
+
+
+def test_a_rank_that_could_go_on_hears_that_another_cannot(pool: Callable[[int], Pool]) -> None:
+    first, second = pool(2).run(goes_on)
+    assert "this once" in first[0]
+    assert "this once" in second[0]
+    assert "cannot be used any more: a step failed (PeerFailed" in second[1]
+    assert "cannot be used any more: a step failed (PeerFailed" in first[1]
+    assert all("this once" in text for text in (*first, *second))
 
 
 def run_page(rank: int, size: int, program: str) -> int:

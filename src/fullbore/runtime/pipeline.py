@@ -309,7 +309,9 @@ class Pipeline:
         told to the other ranks, which wait for this one's messages."""
         broken = self._broken or self._shardings.broken
         if broken is not None:
-            raise ExecutionError(f"this pipeline cannot be used any more: {broken}")
+            refusal = ExecutionError(f"this pipeline cannot be used any more: {broken}")
+            self._transport.abort(describe(refusal))  # a rank that can go on waits for this one
+            raise refusal
         if self._running:
             raise ParameterError("step() and eval() cannot be called while one of them runs")
         if self._transport.progress is not self._progress:

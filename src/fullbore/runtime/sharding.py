@@ -20,6 +20,7 @@ from fullbore.errors import ParameterError
 from fullbore.ir import KINDS, Action, Form, Group, Program, Schedule
 from fullbore.passes import InsertReduceGrad, InsertUnshard, lower, run_passes
 from fullbore.passes.unshard import Lookahead
+from fullbore.runtime.failure import describe
 from fullbore.runtime.replicas import WatchAll
 from fullbore.runtime.sharding_ddp import Replicated
 from fullbore.runtime.sharding_fsdp import FullySharded
@@ -102,22 +103,26 @@ class StageShardings(Mapping[int, Sequence[Sharding]]):
         """
         self._look()
         found = [sharding for stage in self._found.values() for sharding in stage]
-        failed = True
+        failed, started = True, False
         try:
             for sharding in found:
                 sharding.begin(training=training)
             if tied and training:
                 self._check_ties()
+            started = any(training or isinstance(sharding, FullySharded) for sharding in found)
             yield
             failed = False
+        except BaseException as error:
+            if started:
+                self.broken = (
+                    f"a step failed ({describe(error)}) whose stages are spread over replicas, and "
+                    "nobody knows which of their collectives wait; start all replicas again, from "
+                    "a checkpoint"
+                )
+            raise
         finally:
             for sharding in reversed(found):
                 sharding.restore(failed=failed)
-            if failed and found:
-                self.broken = (
-                    "a step failed whose stages are spread over replicas, and nobody knows which "
-                    "of their collectives wait; start all replicas again, from a checkpoint"
-                )
 
     def _check_ties(self) -> None:
         for stage, found in self._found.items():
