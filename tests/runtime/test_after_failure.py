@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from tests.reference import WIDTH, assert_gradients, linear_tanh, mse, reference
+from tests.runtime.faults.harness import Clock, Kind, Setting, play
 from torch import Tensor, nn
 
 import fullbore as fb
 from fullbore.runtime import Pipeline, Stage, Transport
-from fullbore.runtime.launch import launch
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo]
 
@@ -45,8 +43,10 @@ class Fragile(nn.Module):
         return out
 
 
-def train(transport: Transport, rank: int) -> list[list[str]]:
-    return [fail_and_go_on(transport, rank, *case) for case in CASES]
+def train(transport: Transport, rank: int, clock: Clock) -> None:
+    for failing, in_backward in CASES:
+        texts = fail_and_go_on(transport, rank, failing, in_backward)
+        clock.texts += [texts[0], texts[-1]]
 
 
 def fail_and_go_on(transport: Transport, rank: int, failing: int, in_backward: bool) -> list[str]:
@@ -85,16 +85,18 @@ def outcome(pipe: Pipeline, x: Tensor, y: Tensor) -> str:
     return "fine"
 
 
-@pytest.mark.parametrize("transport", ["shm", "p2p"])
-def test_all_ranks_get_back_in_step_after_a_failure(transport: Any) -> None:
-    for (failing, in_backward), found in zip(
-        CASES, zip(*launch(train, 3, transport=transport, timeout=20.0), strict=True), strict=True
-    ):
+@pytest.mark.parametrize("kind", ["shm", "p2p"])
+def test_all_ranks_get_back_in_step_after_a_failure(kind: Kind) -> None:
+    seen = play(train, Setting(kind, 3, timeout=20.0))
+    for case, (failing, in_backward) in enumerate(CASES):
         where = f"rank {failing}, stage {failing}, action {failing}{'B' if in_backward else 'F'}3"
-        assert found[failing] == ["RuntimeError: boom"]
-        others = [texts for rank, texts in enumerate(found) if rank != failing]
-        for texts in others:
-            assert texts[-1].startswith("PeerFailed: ")
-            assert f"rank {failing} failed: RuntimeError: boom ({where})" in texts[-1]
-        if (failing, in_backward) == (0, True):
-            assert [texts[0] for texts in others] == ["fine", "fine"]
+        for rank, one in enumerate(seen):
+            assert one.texts is not None, "its gradients are not the reference's"
+            first, last = one.texts[2 * case : 2 * case + 2]
+            if rank == failing:
+                assert first == last == "RuntimeError: boom"
+                continue
+            assert last.startswith("PeerFailed: ")
+            assert f"rank {failing} failed: RuntimeError: boom ({where})" in last
+            if (failing, in_backward) == (0, True):
+                assert first == "fine"
