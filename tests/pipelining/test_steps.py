@@ -145,20 +145,20 @@ def test_microbatches_of_newer_torch():
 
 X, Y = torch.zeros(8, 8), torch.zeros(8, 8)
 STEPS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"arg_mbs": ((X,),) * 4}, TypeError, "arg_mbs must be a list but got a <class 'tuple'>"),
-    ({"kwarg_mbs": {}}, TypeError, "kwarg_mbs must be a list"),
-    ({"target_mbs": Y}, TypeError, "target_mbs must be a list"),
-    ({"arg_mbs": [(X,)] * 3}, ValueError, "Expecting 4 arg_mbs but got 3"),
+    ({"arg_mbs": ((X,),) * 4}, TypeError, "arg_mbs: a list is needed, not a tuple"),
+    ({"kwarg_mbs": {}}, TypeError, "kwarg_mbs: a list is needed"),
+    ({"target_mbs": Y}, TypeError, "target_mbs: a list is needed"),
+    ({"arg_mbs": [(X,)] * 3}, ValueError, "arg_mbs: 4 microbatches are needed, and 3 given"),
     ({"x": X, "arg_mbs": [(X,)] * 4}, ValueError, "either a whole batch"),
     ({"target": Y, "target_mbs": [Y] * 4}, ValueError, "either a whole batch"),
-    ({"x": X[:3], "target": Y}, ValueError, "Expecting 4 arg_mbs but got 3"),
+    ({"x": X[:3], "target": Y}, ValueError, "gives 3 microbatches instead of 4"),
     ({"x": X, "target": Y[:3]}, ValueError, "4 microbatches need as many"),
     (
         {"x": X, "target": Y, "losses": ()},
         TypeError,
-        "losses must be a list but got a <class 'tuple'",
+        "losses: a list is needed to be filled, not a tuple",
     ),
-    ({"x": X, "losses": []}, RuntimeError, "Expecting 4 losses but got 0"),
+    ({"x": X, "losses": []}, RuntimeError, "losses can only be filled"),
     ({"x": X}, ValueError, "needs a target"),
     ({"target": Y}, TypeError, "missing 1 required positional argument"),
 ]
@@ -176,7 +176,7 @@ def test_steps_that_are_refused(given: dict[str, Any], kind: type[Exception], me
 def test_gradients_that_are_switched_off():
     single = ScheduleGPipe(stages(layers(1))[0], 4, mean_square)
     for schedule in (single, make("ZBVZeroBubble")):
-        with torch.no_grad(), pytest.raises(RuntimeError, match="Please call eval"):
+        with torch.no_grad(), pytest.raises(RuntimeError, match="call eval"):
             schedule.step(X, target=Y)
         with torch.no_grad():
             schedule.eval(X, target=Y)

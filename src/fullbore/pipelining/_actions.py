@@ -178,8 +178,8 @@ def read_order(
         strange = next((x for x in found if KINDS[x[1].kind].group is not Group.COMPUTE), None)
         if form is Form.COMPUTE and strange is not None:
             raise ParameterError(
-                f"Expected compute-only schedule but found communication action '{strange[1]}' at "
-                f"rank {rank}, position {strange[0]}; give format='compute_comms' for an order "
+                f"rank {rank}, position {strange[0]}: {strange[1]} has no place in an order of "
+                "computation alone; give format='compute_comms' for an order "
                 "that has its communication"
             )
         programs.append(tuple(action for _, action in found))

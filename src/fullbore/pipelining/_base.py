@@ -306,16 +306,16 @@ class _PipelineSchedule(Served, ABC):
     ) -> Microbatches:
         if training and self._backward_requires_autograd and not torch.is_grad_enabled():
             raise RuntimeError(
-                "step() requires gradients to be enabled for backward computation; it should not "
-                "be used under torch.no_grad() context. Please call eval() instead."
+                "step() runs backward, and gradients are switched off here; call eval(), or step() "
+                "outside of no_grad()"
             )
         check_losses(losses)
         batch = prepare(whole, presplit, count=self._n_microbatches, specs=self._specs)
         lacks_losses = self._loss_fn is None or batch.target_mbs is None
         if pipeline.has_last and losses is not None and lacks_losses:
             raise RuntimeError(
-                f"Expecting {self._n_microbatches} losses but got 0: they need a loss_fn and a "
-                "target on the rank of the last stage"
+                "losses can only be filled if there is a loss_fn, and a target on the rank of the "
+                "last stage"
             )
         return batch
 

@@ -68,7 +68,7 @@ def check_losses(losses: object) -> None:
         TypeError: it is no list.
     """
     if losses is not None and not isinstance(losses, list):
-        raise TypeError(f"losses must be a list but got a {type(losses)}")
+        raise TypeError(f"losses: a list is needed to be filled, not a {type(losses).__name__}")
 
 
 def _cut(
@@ -84,8 +84,8 @@ def _cut(
     arg_mbs, kwarg_mbs = split_args_kwargs_into_chunks(args, kwargs, count, args_spec, kwargs_spec)
     if len(arg_mbs) != count:
         raise ParameterError(
-            f"Expecting {count} arg_mbs but got {len(arg_mbs)}: a tensor has fewer rows than there "
-            "are microbatches; give it the chunk spec _Replicate() to hand it to each one whole"
+            f"the batch gives {len(arg_mbs)} microbatches instead of {count}: a tensor has fewer "
+            "rows than that; give it the chunk spec _Replicate() to hand it to each one whole"
         )
     weights = row_weights(args, kwargs, target, chunks=count, specs=(args_spec, kwargs_spec))
     return Microbatches(
@@ -104,6 +104,6 @@ def _as_tuple(args: Any) -> tuple[Tree, ...]:
 
 def _check_list(name: str, value: object, count: int) -> None:
     if not isinstance(value, list):
-        raise TypeError(f"{name} must be a list but got a {type(value)}")
+        raise TypeError(f"{name}: a list is needed, not a {type(value).__name__}")
     if len(value) != count:
-        raise ParameterError(f"Expecting {count} {name} but got {len(value)}")
+        raise ParameterError(f"{name}: {count} microbatches are needed, and {len(value)} given")

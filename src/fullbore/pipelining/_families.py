@@ -200,6 +200,6 @@ def get_schedule_class(schedule_name: str) -> ScheduleClass:
     found = {name.lower(): kind for name, kind in _CLASSES.items()}.get(schedule_name.lower())
     if found is None:
         raise ParameterError(
-            f"Unknown schedule name '{schedule_name}'. The valid options are {list(_CLASSES)}"
+            f"there is no schedule {schedule_name!r}; there are {', '.join(_CLASSES)}"
         )
     return found

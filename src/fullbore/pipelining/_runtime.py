@@ -188,7 +188,7 @@ class PipelineScheduleMulti(_PipelineSchedule):
             ParameterError: it is for other stages, or another number of ranks.
         """
         if format != "compute_only":
-            raise AssertionError(f'format must be "compute_only", got {format}')
+            raise AssertionError(f'only the format "compute_only" is read here, not {format!r}')
         self._take(self._read_csv(filename, Form.COMPUTE))
 
     def _dump_csv(self, filename: str) -> None:

@@ -65,7 +65,7 @@ class _PipelineStageBase:
         dw_builder: Builder | None = None,
     ) -> None:
         if not 0 <= stage_index < num_stages:
-            raise ParameterError(f"Stage index {stage_index} is out of range of {num_stages}")
+            raise ParameterError(f"stage {stage_index} is none of 0..{num_stages - 1}")
         self.submod = submodule
         self.stage_index, self.num_stages = stage_index, num_stages
         self.device, self.group, self.dw_builder = device, group, dw_builder
@@ -74,8 +74,8 @@ class _PipelineStageBase:
         self.group_size = dist.get_world_size(group) if grouped else 1
         if self.group_size > num_stages:
             raise RuntimeError(
-                f"Pipeline group size {self.group_size} cannot be larger than number of stages "
-                f"{num_stages}"
+                f"a group of {self.group_size} ranks has no use for {num_stages} stages: every "
+                "rank needs one at least"
             )
         self.has_backward = False
         self.log_prefix = f"[Stage {stage_index}]"
