@@ -254,6 +254,12 @@ class _PipelineSchedule(Served, ABC):
             self._pipeline.close()
             self._pipeline = None
 
+    def realign(self) -> None:
+        """Say, after a failed step, that the next calls of all ranks belong together; all ranks
+        call it. See ``Pipeline.realign``."""
+        if self._pipeline is not None:
+            self._pipeline.realign()
+
     def _run(
         self,
         whole: Whole,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import Collection
 from typing import Any
@@ -17,8 +16,6 @@ from fullbore.runtime.tree import Tree
 _TAG = make_tag(0, GATHER_STAGE, 0, backward=False)
 _RUN_TAG = make_tag(0, GATHER_STAGE, 1, backward=False)
 _METHODS = ("eval()", "step()")
-
-logger = logging.getLogger("fullbore")
 
 
 def compare_schedules(
@@ -71,7 +68,7 @@ class Agreement:
         """Make sure, before any tensor moves, that the neighbours begin the same kind of run.
 
         Raises:
-            ParameterError: one does not.
+            ParameterError: one does not, or has made another number of calls.
             TransportError: one goes on with the kind of run before.
         """
         if training is self._training or len(self._transport.ranks) > 1:
@@ -85,10 +82,10 @@ class Agreement:
                     "ranks make the same calls, in the same order"
                 )
             if calls != self.calls:
-                logger.warning(
-                    "rank %d makes its call %d, rank %d its call %d, since one had finished the "
-                    "step in which another failed: give both the same batch now",
-                    *(rank, self.calls, other, calls),
+                raise ParameterError(
+                    f"rank {rank} makes its call {self.calls}, rank {other} its call {calls}: one had "
+                    "finished the step in which another failed, and their batches may not belong "
+                    "together; call realign() on all ranks, then give all of them the same batch"
                 )
         self._training = training
 

@@ -292,6 +292,17 @@ class Pipeline:
             steps = worker.steps if isinstance(worker, RecordingWorker) else ()
             return gather_profile(self.schedule, steps, self._gathering, epoch)
 
+    def realign(self) -> None:
+        """Say that the next call of this rank and that of all others belong together, whatever
+        they have called before.
+
+        A rank that had finished its part of the step in which another one failed learns of it one
+        call later. Since then the ranks are out of step, which every call refuses until all of
+        them have called this.
+        """
+        self._agreement.calls = 0
+        self._agreement.forget()
+
     def abandon(self, error: BaseException) -> NoReturn:
         """Raise ``error`` as the outcome of a step or evaluation that all ranks begin: the others
         are told, and don't wait for this one."""
