@@ -333,7 +333,7 @@ class _PipelineSchedule(Served, ABC):
     def _ready(self) -> Pipeline:
         """The pipeline; made anew if a module was replaced since, or the order edited."""
         modules = [stage.submod for stage in self._stages]
-        same = len(modules) == len(self._modules) and all(map(_is, modules, self._modules))
+        same = [*map(id, modules)] == [*map(id, self._modules)]
         if self._pipeline is not None and not same:
             if not self._local:
                 raise RuntimeError(
@@ -389,10 +389,6 @@ class _PipelineSchedule(Served, ABC):
         inputs = {s.stage_index: s.declared_inputs for s in self._stages}
         devices = {s.stage_index: s.device for s in self._stages}
         return DryRunTransport(self.rank, inputs, devices=devices)
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def _timeout(group: dist.ProcessGroup | None) -> float:

@@ -83,9 +83,10 @@ class Agreement:
                 )
             if calls != self.calls:
                 raise ParameterError(
-                    f"rank {rank} makes its call {self.calls}, rank {other} its call {calls}: one had "
-                    "finished the step in which another failed, and their batches may not belong "
-                    "together; call realign() on all ranks, then give all of them the same batch"
+                    f"rank {rank} makes its call {self.calls}, rank {other} its call {calls}: one "
+                    "had finished the step in which another failed, and their batches may not "
+                    "belong together; call realign() on all ranks, then give all of them the same "
+                    "batch"
                 )
         self._training = training
 
