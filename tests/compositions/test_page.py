@@ -30,7 +30,8 @@ def test_every_composition_is_tested():
 
 
 def test_the_rows_are_the_families():
-    assert set(FAMILIES) == set(fb.FAMILIES) - {"forward_only"}
+    """Those that PyTorch has too; the others run the same kinds of work in other orders."""
+    assert set(FAMILIES) == {name for name, family in fb.FAMILIES.items() if family.aliases}
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))

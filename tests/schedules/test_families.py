@@ -11,7 +11,7 @@ from fullbore.schedules import FAMILIES, build
 GOLDEN = Path(__file__).parents[1] / "golden"
 RANKS = (1, 2, 3, 4, 8)
 MICROBATCHES = range(1, 18)
-SPLIT = {"interleaved_zero_bubble", "zbv_zero_bubble"}
+SPLIT = {"interleaved_zero_bubble", "zbv_zero_bubble", "zb_h1", "zb_h2", "gis", "v_min"}
 SHAPES = [
     (name, num_ranks, stages_per_rank)
     for name, family in FAMILIES.items()
@@ -116,6 +116,10 @@ def test_gradients_accumulate_in_order(name: str):
         ("interleaved_zero_bubble", [8, 8, 8, 8]),
         ("zbv_zero_bubble", [8, 8, 8, 8]),
         ("dualpipev", [9, 9, 9, 9]),
+        ("zb_h1", [4, 4, 4, 4]),
+        ("zb_h2", [7, 7, 7, 7]),
+        ("gis", [8, 7, 6, 5]),
+        ("v_min", [4, 4, 4, 4]),
     ],
 )
 def test_activations_in_flight(name: str, live: list[int]):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fullbore.errors import ParameterError
-from fullbore.ir import Placement
+from fullbore.ir import Placement, executable_order
 from fullbore.schedules import FAMILIES, build, find, resolve
 
 TORCH_NAMES = {
@@ -18,6 +18,7 @@ TORCH_NAMES = {
     "ZBVZeroBubble": "zbv_zero_bubble",
     "DualPipeV": "dualpipev",
 }
+OTHERS = ("zb_h1", "zb_h2", "gis", "v_min")
 
 
 @pytest.mark.parametrize(("torch_name", "name"), TORCH_NAMES.items())
@@ -33,7 +34,8 @@ def test_other_names():
 
 
 def test_the_table():
-    assert list(FAMILIES) == [*TORCH_NAMES.values(), "forward_only"]
+    assert list(FAMILIES) == [*TORCH_NAMES.values(), *OTHERS, "forward_only"]
+    assert not any(FAMILIES[name].aliases for name in OTHERS)
     assert all(family.description and family.source for family in FAMILIES.values())
 
 
@@ -52,6 +54,10 @@ def test_an_unknown_name_lists_the_known_ones():
         ("interleaved_zero_bubble", "loop", 2, False),
         ("zbv_zero_bubble", "vee", 2, True),
         ("dualpipev", "vee", 2, True),
+        ("zb_h1", "linear", 1, True),
+        ("zb_h2", "linear", 1, True),
+        ("gis", "loop", 2, False),
+        ("v_min", "vee", 2, True),
         ("forward_only", "linear", 1, False),
     ],
 )
@@ -74,6 +80,41 @@ def test_a_schedule_says_where_it_comes_from():
         "forward_only", num_ranks=2, num_microbatches=5, placement=Placement((0, 1, 0, 1, 1))
     )
     assert dict(custom.parameters) == {"num_ranks": 2, "num_microbatches": 5}
+
+
+def test_options_are_recorded():
+    cases: list[tuple[str, dict[str, Any]]]
+    cases = [("interleaved_1f1b", {"round_size": 5}), ("gis", {"group_size": 2})]
+    for name, options in cases:
+        chosen = build(name, num_ranks=3, num_microbatches=8, **options)
+        assert chosen != build(name, num_ranks=3, num_microbatches=8)
+        assert dict(chosen.parameters).items() >= options.items()
+        assert [*find(name).options] == [*options]
+
+
+def test_the_default_options():
+    size: dict[str, Any] = {"num_ranks": 4, "num_microbatches": 10}
+    assert build("gis", **size) == build("gis", **size, group_size=4)
+    assert build("interleaved_1f1b", **size) == build("interleaved_1f1b", **size, round_size=4)
+
+
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "gis"])
+@pytest.mark.parametrize("stages_per_rank", [1, 2, 3])
+def test_every_option_can_run(name: str, stages_per_rank: int):
+    for num_ranks in range(1, 6):
+        least = num_ranks if name == "interleaved_1f1b" else (num_ranks + 1) // 2
+        most = 2 * num_ranks if name == "interleaved_1f1b" else num_ranks
+        for size in range(least, most + 1):
+            option: dict[str, Any] = {next(iter(find(name).options)): size}
+            for microbatches in range(1, 14):
+                schedule = build(
+                    name,
+                    num_ranks=num_ranks,
+                    num_microbatches=microbatches,
+                    stages_per_rank=stages_per_rank,
+                    **option,
+                )
+                assert not executable_order(schedule).blocked
 
 
 def test_the_own_placement_may_be_given():
@@ -118,6 +159,22 @@ def test_the_own_placement_may_be_given():
             "gpipe",
             {"placement": [0, 1]},
             "gpipe: placement must be a Placement, such as Placement((0, 1, 1, 0)); got [0, 1]",
+        ),
+        (
+            "1f1b",
+            {"group_size": 2},
+            "1f1b: there is no option 'group_size'; it has these: none",
+        ),
+        ("gis", {"group_size": 0}, "gis: group_size must be at least 1; got 0"),
+        (
+            "gis",
+            {"group_size": 3},
+            "gis: group_size must be from P/2 to P, here 1 to 2; got 3. Use",
+        ),
+        (
+            "interleaved_1f1b",
+            {"round_size": 1},
+            "interleaved_1f1b: round_size must be at least the number of ranks, 2, or ranks wait",
         ),
         (
             "forward_only",

@@ -13,6 +13,8 @@ BUBBLE = {  # at F = I = W = 1 a stage, and from how many microbatches on
     "interleaved_zero_bubble": (lambda p: p - 1, lambda p: p),
     "zbv_zero_bubble": (lambda p: p - 1, lambda p: 2 * p - 1),
     "dualpipev": (lambda p: p - 1, lambda p: 2 * p),
+    "zb_h1": (lambda p: p - 1, lambda p: p),
+    "zb_h2": (lambda p: p - 1, lambda p: 2 * p - 1),
 }
 
 

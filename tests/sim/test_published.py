@@ -1,5 +1,7 @@
 """Bubble rates of the zero-bubble papers (arXiv 2401.10241, tables 5 and 8), DualPipe's formula."""
 
+from typing import Any
+
 import pytest
 
 from fullbore.schedules import build
@@ -34,6 +36,34 @@ TABLE_8 = [
     (32, 128, 9469, 9744, 7306, 892, 2, 0.2204, 0.1210),
     (32, 256, 9447, 9644, 7193, 887, 2, 0.1362, 0.0644),
 ]
+# The same rows' bubble rates of ZB-H1 and ZB-H2.
+HANDCRAFTED = [
+    *((0.1585, 0.1083), (0.1242, 0.0837), (0.0674, 0.0444)),
+    *((0.1323, 0.0698), (0.1045, 0.0559), (0.0554, 0.0294)),
+    *((0.1397, 0.0672), (0.1088, 0.0516), (0.0576, 0.0266)),
+    *((0.1421, 0.0641), (0.1106, 0.0490), (0.0594, 0.0257)),
+    *((0.1536, 0.0823), (0.1198, 0.0630), (0.0637, 0.0325)),
+    *((0.1439, 0.0628), (0.1121, 0.0480), (0.0595, 0.0247)),
+    *((0.1429, 0.0629), (0.1111, 0.0478), (0.0593, 0.0251)),
+]
+# Bubble rates of the makespan, computed by an independent evaluator, for F = I = W and for the 6.2B
+# model's times: ZB-H1, ZB-H2, GIS in groups of P and of P/2, V-Min (at F = I = W).
+EQUAL = {
+    (4, 8): (0.1111, 0.1111, 0.1111, 0.1429, 0.1864),
+    (4, 12): (0.0769, 0.0769, 0.0769, 0.1000, 0.1325),
+    (8, 16): (0.1273, 0.1273, 0.1273, 0.1579, 0.2195),
+    (8, 24): (0.0886, 0.0886, 0.0886, 0.1111, 0.1579),
+    (8, 64): (0.0352, 0.0352, 0.0352, 0.0448, 0.0657),
+    (16, 64): (0.0725, 0.0725, 0.0725, 0.0900, 0.1332),
+}
+MEASURED = {
+    (4, 8): (0.1639, 0.1254, 0.1294, 0.1762),
+    (4, 12): (0.1156, 0.0873, 0.0901, 0.1248),
+    (8, 16): (0.1861, 0.1433, 0.1473, 0.1923),
+    (8, 24): (0.1323, 0.1003, 0.1033, 0.1370),
+    (8, 64): (0.0541, 0.0401, 0.0414, 0.0562),
+    (16, 64): (0.1091, 0.0823, 0.0846, 0.1112),
+}
 BY_RANK = TABLE_5 + [(p, m, 2 * f, 2 * i, 2 * w, *rest) for p, m, f, i, w, *rest in TABLE_8]
 
 
@@ -47,6 +77,33 @@ def test_bubble_rates(row: tuple[float, ...]):
     )
     assert simulate(one, costs).span_bubble_rate == pytest.approx(plain, abs=5.1e-5)
     assert simulate(many, costs).span_bubble_rate == pytest.approx(interleaved, abs=5.1e-5)
+
+
+@pytest.mark.parametrize(("row", "expected"), [*zip(BY_RANK, HANDCRAFTED, strict=True)])
+def test_handcrafted_bubble_rates(row: tuple[float, ...], expected: tuple[float, ...]):
+    p, m, f, i, w, latency, *_ = row
+    costs = UniformCosts(F=f, I=i, W=w, latency=latency)
+    for name, rate in zip(("zb_h1", "zb_h2"), expected, strict=True):
+        schedule = build(name, num_ranks=int(p), num_microbatches=int(m))
+        assert simulate(schedule, costs).span_bubble_rate == pytest.approx(rate, abs=5.1e-5)
+
+
+@pytest.mark.parametrize("times", ["equal", "measured"])
+def test_makespan_bubble_rates(times: str):
+    f, i, w, latency = (1, 1, 1, 0) if times == "equal" else (29.718, 29.444, 19.927, 0.527)
+    costs = UniformCosts(F=f, I=i, W=w, latency=latency)
+    for (p, m), expected in (EQUAL if times == "equal" else MEASURED).items():
+        size: dict[str, Any] = {"num_ranks": p, "num_microbatches": m}
+        schedules = [
+            build("zb_h1", **size),
+            build("zb_h2", **size),
+            build("gis", **size),
+            build("gis", **size, group_size=p // 2),
+            build("v_min", **size),
+        ]
+        for schedule, rate in zip(schedules, expected, strict=False):
+            found = simulate(schedule, costs).makespan_bubble_rate
+            assert found == pytest.approx(rate, abs=5.1e-5), schedule.name
 
 
 @pytest.mark.parametrize("num_ranks", [4, 8])

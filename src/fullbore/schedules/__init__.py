@@ -12,11 +12,15 @@ from fullbore.ir import Placement, Schedule
 from fullbore.schedules import (
     dualpipev,
     forward_only,
+    gis,
     gpipe,
     interleaved_1f1b,
     interleaved_zero_bubble,
     looped_bfs,
     one_f_one_b,
+    v_min,
+    zb_h1,
+    zb_h2,
     zbv_zero_bubble,
 )
 from fullbore.schedules.discovery import normal, plugins, spellings
@@ -35,6 +39,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             interleaved_zero_bubble.FAMILY,
             zbv_zero_bubble.FAMILY,
             dualpipev.FAMILY,
+            zb_h1.FAMILY,
+            zb_h2.FAMILY,
+            gis.FAMILY,
+            v_min.FAMILY,
             forward_only.FAMILY,
         )
     }
@@ -48,6 +56,7 @@ def build(
     num_microbatches: int,
     stages_per_rank: int | None = None,
     placement: Placement | None = None,
+    **options: int,
 ) -> Schedule:
     """The schedule of a family, in compute form.
 
@@ -60,6 +69,8 @@ def build(
         stages_per_rank: V. Looping families take any (default 2), ``forward_only`` as well
             (default 1); the other families have only one choice.
         placement: which rank holds which stage. Only ``forward_only`` has a choice.
+        options: what the family leaves open besides: ``round_size`` of ``interleaved_1f1b``,
+            ``group_size`` of ``gis``.
 
     Raises:
         ParameterError: no such family, or it does not take these parameters.
@@ -77,8 +88,11 @@ def build(
     parameters = [("num_ranks", where.num_ranks), ("num_microbatches", microbatches)]
     if where.shape != "custom":
         parameters.append(("stages_per_rank", where.num_stages // where.num_ranks))
+    chosen = family.chosen(options)
     return replace(
-        family.build(where, microbatches), name=family.name, parameters=tuple(parameters)
+        family.build(where, microbatches, **chosen),
+        name=family.name,
+        parameters=(*parameters, *chosen.items()),
     )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from operator import index
 from typing import Literal
 
 from fullbore.errors import ParameterError
 from fullbore.ir import Placement, Schedule
 
-Build = Callable[[Placement, int], Schedule]
+Build = Callable[..., Schedule]
 Shape = Literal["linear", "loop", "vee", "any"]
 
 # Beyond these a number is taken for a slip of the finger: the schedule would fill the memory.
@@ -25,13 +25,14 @@ class Family:
     Attributes:
         name: what users call it.
         build: takes a placement of the family's shape and the number of microbatches (1 or more);
-            gives the schedule, in compute form.
+            gives the schedule, in compute form. Options come by keyword, if they are given.
         shape: the placement it needs. ``linear`` has one stage a rank, ``loop`` one or more,
             ``vee`` two. ``any`` takes every placement, and loops where none is given.
         description: the idea in one line.
         source: where the family was first described.
         aliases: other names, PyTorch's among them.
         instead: the family to use for another number of stages a rank, where this one is fixed.
+        options: what else may be chosen: whole numbers from 1 on, by name, each with its meaning.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Family:
     source: str
     aliases: tuple[str, ...] = ()
     instead: str = "interleaved_1f1b"
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fixed_stages_per_rank(self) -> bool:
@@ -105,6 +107,22 @@ class Family:
                     f"{stages_per_rank}, but rank {rank} holds {held}. Leave stages_per_rank out"
                 )
         return placement
+
+    def chosen(self, options: Mapping[str, int]) -> dict[str, int]:
+        """The options, if the family has them.
+
+        Raises:
+            ParameterError: it does not, or one is no whole number from 1 on.
+        """
+        strange = next((name for name in options if name not in self.options), None)
+        if strange is not None:
+            known = ", ".join(self.options) or "none"
+            raise ParameterError(
+                f"{self.name}: there is no option {strange!r}; it has these: {known}"
+            )
+        return {
+            name: self.count(name, value, most=MOST_FORWARDS) for name, value in options.items()
+        }
 
     def count(self, parameter: str, value: int, *, most: int) -> int:
         """``value`` if it is a whole number from 1 to ``most``.
