@@ -35,6 +35,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "diff": Verb("fullbore.cli.diff", "diff", "Show where two schedules differ."),
         "simulate": Verb("fullbore.cli.simulate", "simulate", "Say what a schedule costs."),
         "compare": Verb("fullbore.cli.compare", "compare", "Compare all families."),
+        "plan": Verb("fullbore.cli.plan", "plan", "Find the best schedule for costs and memory."),
         "profile": Verb("fullbore.cli.profile", "profile", "Say where measured time went."),
         "train": Verb(
             "fullbore.train.command", "train", "Train a language model through a pipeline."

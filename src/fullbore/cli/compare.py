@@ -9,6 +9,7 @@ import click
 
 from fullbore.cli.costs import costs_option
 from fullbore.cli.help import examples
+from fullbore.cli.limits import counts, memory_limit
 from fullbore.cli.output import echo_json, echo_table, json_option
 from fullbore.errors import ParameterError
 from fullbore.schedules import Family, build, families
@@ -29,19 +30,6 @@ class _Entry:
         return max(peak.bytes for peak in self.metrics.peak)
 
 
-def _memory(ctx: click.Context, parameter: click.Parameter, value: str | None) -> object:
-    if value is None:
-        return None
-    number, relative = (value[:-1], True) if value.endswith("x") else (value, False)
-    try:
-        limit = float(number)
-    except ValueError:
-        limit = -1.0
-    if not 0 < limit < float("inf"):
-        raise click.BadParameter(f"{value!r}; give bytes, or 0.75x of what 1F1B holds")
-    return limit, relative
-
-
 @click.command(
     epilog=examples(
         "fullbore compare --ranks 4 --microbatches 8",
@@ -59,7 +47,7 @@ def _memory(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 @costs_option("1,1,1")
 @click.option(
     "--memory",
-    callback=_memory,
+    callback=memory_limit,
     metavar="BYTES|0.75x",
     help="What a rank may hold: bytes, or a multiple of P microbatches' activations.",
 )
@@ -79,14 +67,14 @@ def compare(
     Memory is in bytes if the costs say any, else in microbatches' activations of one rank.
     """
     model = UniformCosts(F=1, I=1, W=1) if costs is None else costs
-    counts = _counts(stages_per_rank)
+    tried = counts(stages_per_rank)
     if isinstance(model, UniformCosts):
         model = replace(model, activation_bytes=1.0)
     entries, left_out = [], []
     for family in families().values():
         if family.name == "forward_only":
             continue
-        for count in counts:
+        for count in tried:
             try:
                 entries.append(_entry(family, (ranks, microbatches, count), model, memory))
             except ParameterError as error:
@@ -98,16 +86,6 @@ def compare(
         echo_json([_facts(entry) for entry in entries])
         return
     echo_table(_rows(entries, in_bytes=not isinstance(model, UniformCosts)))
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        counts = (0,)
-    if min(counts) < 1:
-        raise click.BadParameter(f"{text!r}; give numbers such as 1,2,4", param_hint="-v")
-    return counts
 
 
 def _entry(

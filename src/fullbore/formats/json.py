@@ -17,6 +17,7 @@
     }
 
 Only ``fullbore`` (the version) and ``programs`` must be there; the rest is inferred, as for CSV.
+A ``plan`` may stand beside them: what the planner says about the schedule, which is not read here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fullbore.formats.dialects import Dialect, read_text, write_program
 from fullbore.ir import Action, Program, Schedule
 
 VERSION = 1
-_KEYS = ("fullbore", *fields.FIELDS, "programs")
+_KEYS = ("fullbore", *fields.FIELDS, "programs", "plan")
 _REQUIRED = ("fullbore", "programs")
 _EXAMPLE = '{"fullbore": 1, "programs": {"0": ["0F0", "0B0"]}} at least'
 

@@ -2,7 +2,22 @@
 
 from fullbore.plan.bounds import Bounds, bounds
 from fullbore.plan.candidate import Candidate
+from fullbore.plan.files import PlanFile, dump_plan, load_plan, save_plan
 from fullbore.plan.instance import Instance, make_instance
-from fullbore.plan.search import EFFORT, Plan, plan
+from fullbore.plan.search import EFFORT, Plan, Progress, plan
 
-__all__ = ["EFFORT", "Bounds", "Candidate", "Instance", "Plan", "bounds", "make_instance", "plan"]
+__all__ = [
+    "EFFORT",
+    "Bounds",
+    "Candidate",
+    "Instance",
+    "Plan",
+    "PlanFile",
+    "Progress",
+    "bounds",
+    "dump_plan",
+    "load_plan",
+    "make_instance",
+    "plan",
+    "save_plan",
+]

@@ -3,7 +3,7 @@
 from fullbore.sim.causes import Causes, Event
 from fullbore.sim.costs import Costs, Table, TableCosts, UniformCosts, parse_costs
 from fullbore.sim.engine import UNIT_COSTS, simulate, unit_timeline
-from fullbore.sim.files import dump_costs, load_costs, save_costs
+from fullbore.sim.files import dump_costs, load_costs, read_costs, save_costs
 from fullbore.sim.memory import Level, memory_over_time
 from fullbore.sim.metrics import Idle, Metrics, Peak, measure
 from fullbore.sim.profile import Profile, Sample, Spent, spent
@@ -38,6 +38,7 @@ __all__ = [
     "measure",
     "memory_over_time",
     "parse_costs",
+    "read_costs",
     "report",
     "save_costs",
     "save_profile",

@@ -47,11 +47,9 @@ def load_costs(path: str | Path) -> TableCosts:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise FormatError(f"cannot be read: {reason}", file=str(path)) from error
     try:
-        return _read(text)
+        return read_costs(text)
     except FormatError as error:
         raise error.at(file=str(path)) from error
-    except ParameterError as error:
-        raise FormatError(str(error), file=str(path)) from error
 
 
 def save_costs(costs: TableCosts, path: str | Path) -> None:
@@ -77,7 +75,12 @@ def dump_costs(costs: TableCosts) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _read(text: str) -> TableCosts:
+def read_costs(text: str) -> TableCosts:
+    """The costs in JSON text.
+
+    Raises:
+        FormatError: it holds something else than it should.
+    """
     data = decode(text)
     if not isinstance(data, dict):
         raise wrong("the document", data, "an object")
@@ -91,7 +94,10 @@ def _read(text: str) -> TableCosts:
     missing = next((key for key in _REQUIRED if key not in data), None)
     if missing is not None:
         raise FormatError("a key is missing:", text=missing, expected="F, I and W at least")
-    return TableCosts(**{key: _value(key, value) for key, value in data.items()})
+    try:
+        return TableCosts(**{key: _value(key, value) for key, value in data.items()})
+    except ParameterError as error:
+        raise FormatError(str(error)) from error
 
 
 def _value(key: str, value: Any) -> Any:
