@@ -46,13 +46,13 @@ def path(tmp_path: Path) -> str:
 
 def test_a_report(path: str):
     assert run("profile", path).output == (
-        "1f1b: 1 steps, median 62.000 ms; predicted 62.000 ms, error 0.0%\n"
+        "1f1b: 1 steps, median 62.000 ms; predicted 62.000 ms, a step typically 0.0% off\n"
         "\n"
-        "action  samples  predicted ms  measured ms  error\n"
-        "0F            1        10.000       10.000   0.0%\n"
-        "0B            1        20.000       20.000   0.0%\n"
-        "1F            1        10.000       10.000   0.0%\n"
-        "1B            1        20.000       20.000   0.0%\n"
+        "action  samples  predicted ms  measured ms  typically off\n"
+        "0F            1        10.000       10.000           0.0%\n"
+        "0B            1        20.000       20.000           0.0%\n"
+        "1F            1        10.000       10.000           0.0%\n"
+        "1B            1        20.000       20.000           0.0%\n"
         "\n"
         "rank  compute ms  receiving  sending  overhead    idle\n"
         "   0      30.000     32.000    0.000     0.000   0.000\n"

@@ -337,3 +337,11 @@ def test_outputs_only_some_of_which_are_tensors_cannot_be_joined() -> None:
         merge([torch.ones(1), None])
     nan = float("nan")
     assert merge([nan, nan]) is nan
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(weight: float) -> None:
+    x, y = batch()
+    pipe = local_pipeline(linear_tanh(2), schedule())
+    with pytest.raises(ParameterError, match="loss_weights must be finite"):
+        pipe.step(x, target=y, loss_weights=[weight] + [1.0] * (pipe.schedule.num_microbatches - 1))

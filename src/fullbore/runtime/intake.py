@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import isfinite
 
 from fullbore.errors import ParameterError
 from fullbore.runtime.microbatch import Batch, Specs, presplit_batch, split_batch
@@ -89,6 +90,8 @@ class Intake:
                 ) from None
             if len(weights) != count:
                 raise ParameterError(f"loss_weights must hold {count} numbers, got {len(weights)}")
+            if not all(map(isfinite, weights)):
+                raise ParameterError(f"loss_weights must be finite, got {weights}")
             return weights
         if not self.scale_grads:
             return (1.0,) * count

@@ -8,7 +8,9 @@ from fullbore.view.table import render_table
 
 def render_report(report: Report, *, name: str) -> str:
     """The step's time, each kind of action's, and where each rank's went; in milliseconds."""
-    rows: list[tuple[str, ...]] = [("action", "samples", "predicted ms", "measured ms", "error")]
+    rows: list[tuple[str, ...]] = [
+        ("action", "samples", "predicted ms", "measured ms", "typically off")
+    ]
     for row in report.actions:
         stage = "" if row.stage < 0 else str(row.stage)
         predicted = "-" if row.predicted is None else _ms(row.predicted)
@@ -30,7 +32,7 @@ def summarize(report: Report) -> str:
     """The step's time, measured and predicted, in a line."""
     return (
         f"median {_ms(report.measured)} ms; predicted {_ms(report.predicted)} ms, "
-        f"error {report.error:.1%}"
+        f"a step typically {report.error:.1%} off"
     )
 
 
