@@ -13,23 +13,15 @@ from fullbore.runtime.tree import Tree, detach, is_differentiable, tensors
 from fullbore.runtime.unit import Record, Unit
 
 
-def first_input(unit: Unit, record: Record, value: Tree) -> Tree:
-    """The batch's arguments, cut from the graph that the caller may have built before them.
-
-    Under a split backward, a tensor that asks for no gradient is made to, so that the layers
-    after it count as fed by data; its gradient is never computed.
-    """
+def first_input(record: Record, value: Tree) -> Tree:
+    """The batch's arguments, cut from the graph that the caller may have built before them."""
     given = tensors(value)
     record.origins = [tensor for tensor in given if tensor.requires_grad]
-    if not record.origins and not (unit.splits and any(is_differentiable(t) for t in given)):
+    record.fed = any(is_differentiable(t) and not t.requires_grad for t in given)
+    if not record.origins:
         return value
     value = detach(value)
-    leaves = [tensor for tensor in tensors(value) if is_differentiable(tensor)]
-    record.leaves = [tensor for tensor in leaves if tensor.requires_grad]
-    if unit.splits:
-        record.raw = [tensor for tensor in leaves if not tensor.requires_grad]
-        for tensor in record.raw:
-            tensor.requires_grad_()
+    record.leaves = [tensor for tensor in tensors(value) if tensor.requires_grad]
     return value
 
 
@@ -51,7 +43,7 @@ def backward_input(unit: Unit, record: Record) -> None:
         full_backward(record.roots, record.gradients)
         record.weights = unit.stage.dw_builder()
         return
-    split = SplitBackward(record.roots, record.leaves, data=record.raw)
+    split = SplitBackward(record.roots, record.leaves, fed=record.fed)
     split.input_backward(record.gradients)
     record.weights = split.weight_backward
 

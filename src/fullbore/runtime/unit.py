@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullbore.ir import Kind, Schedule
+from fullbore.ir import Schedule
 from fullbore.runtime.backward import Root
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.transport.base import Edge
@@ -27,7 +27,7 @@ class Record:
         args, kwargs: what the module is called with; the former until the forward is done.
         output: what the module returned; until it is handed on.
         leaves: the tensors of the input that want a gradient.
-        raw: the tensors of a first stage's input that only mark what comes of them as data.
+        fed: whether a first stage's input has tensors that want no gradient.
         origins: what the caller made those tensors of a first stage from that want a gradient.
         roots: where backward starts: the loss, or the outputs that want a gradient.
         gradients: one for each root; while backward runs.
@@ -41,13 +41,13 @@ class Record:
 
     __slots__ = (
         "args",
+        "fed",
         "gradients",
         "kwargs",
         "leaves",
         "microbatch",
         "origins",
         "output",
-        "raw",
         "raw_gradients",
         "returning",
         "roots",
@@ -61,7 +61,7 @@ class Record:
         self.kwargs: Mapping[str, Tree] = {}
         self.output: Tree = MISSING
         self.leaves: list[Tensor] = []
-        self.raw: list[Tensor] = []
+        self.fed = False
         self.origins: list[Tensor] = []
         self.roots: list[Root] = []
         self.gradients: Gradients = ()
@@ -84,7 +84,6 @@ class Unit:
     Attributes:
         above, below: the edges to the neighbours; None where the neighbour lives on the same rank.
         previous, following: the neighbours on the same rank.
-        splits: whether the schedule splits the stage's backward.
         inputs, gradients: what a neighbour on the same rank has handed over, by microbatch.
         outgoing, returning: what waits to be sent.
         records: the microbatches under way.
@@ -94,11 +93,6 @@ class Unit:
         index, ranks = stage.index, schedule.placement.ranks
         self.stage, self.index = stage, index
         self.first, self.last = index == 0, index == len(ranks) - 1
-        self.splits = any(
-            leaf.kind is Kind.I and leaf.stage == index
-            for action in schedule.programs[ranks[index]]
-            for leaf in action.leaves
-        )
         self.above = self._edge(schedule, index - 1, index) if not self.first else None
         self.below = self._edge(schedule, index, index + 1) if not self.last else None
         self.previous: Unit | None = None

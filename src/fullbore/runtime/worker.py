@@ -265,7 +265,7 @@ class StageWorker:
         if unit.first:
             value: Tree = run.batch.args[microbatch]
             if run.weights is not None:
-                value = first_input(unit, record, value)
+                value = first_input(record, value)
         else:
             if unit.above is None:
                 value = unit.inputs.pop(microbatch).take()
@@ -328,7 +328,7 @@ class StageWorker:
             gradients = tuple(record.raw_gradients.pop(id(leaf), leaf.grad) for leaf in leaves)
         for leaf in leaves:
             leaf.grad = None
-        record.leaves, record.raw, record.gradients, record.roots = [], [], (), []
+        record.leaves, record.gradients, record.roots = [], (), []
         if unit.first:
             full_backward(record.origins, gradients)
             record.origins = []

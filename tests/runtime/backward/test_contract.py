@@ -129,6 +129,30 @@ def test_parts_out_of_order_are_refused():
         split.input_backward([torch.ones(4, 8)])
 
 
+class Shifted(nn.Module):
+    """Adds a parameter to the batch, then two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.layers = nn.Parameter(torch.randn(8)), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x + self.shift)
+        return out
+
+
+class LowRank(nn.Module):
+    """A weight with a scaled update of low rank: products of parameters alone wait with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.down, self.up = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.weight + 0.5 * (self.down @ self.up))
+
+
 @pytest.mark.parametrize(
     ("module", "batch", "waits"),
     [
@@ -136,36 +160,26 @@ def test_parts_out_of_order_are_refused():
         (mlp(), (4, 8), 2),
         (nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)), (2, 3, 8, 8), 1),
         (nn.LayerNorm(8), (4, 8), 0),
+        (Shifted(), (4, 8), 2),
+        (LowRank(), (4, 8), 1),
     ],
-    ids=["norm and linears", "linears", "norm and conv", "norm"],
+    ids=["norm and linears", "linears", "norm and conv", "norm", "sum", "low rank"],
 )
-def test_a_batch_marked_as_data_lets_the_layers_after_it_wait(module, batch, waits):
+def test_layers_of_a_stage_that_is_fed_with_plain_numbers_wait(module, batch, waits):
     x = torch.randn(batch)
     y = module(x)
     full_backward([y], [torch.ones_like(y)])
     expected = [weight.grad for weight in module.parameters()]
     module.zero_grad()
 
-    marked = x.detach().requires_grad_()
-    y = module(marked)
-    split = SplitBackward([y], [], data=[marked, torch.ones(3)])
+    y = module(x)
+    split = SplitBackward([y], [], fed=True)
     split.input_backward([torch.ones_like(y)])
     assert split.deferred == waits
     split.weight_backward()
-    assert marked.grad is None
+    assert not x.requires_grad
     for weight, gradient in zip(module.parameters(), expected, strict=True):
         assert torch.equal(weight.grad, gradient)
-
-
-def test_a_stage_without_parameters_does_nothing_for_a_marked_batch():
-    marked, calls = leaf(4, 8), []
-    y = marked * 2
-    y.register_hook(lambda _: calls.append(1))
-    split = SplitBackward([y], [], data=[marked])
-    split.input_backward([torch.ones(4, 8)])
-    split.weight_backward()
-    assert not calls
-    assert marked.grad is None
 
 
 def in_flight(module: nn.Module, *, splits: bool) -> list[Tensor | None]:

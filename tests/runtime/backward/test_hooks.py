@@ -147,16 +147,16 @@ def test_a_deprecated_module_hook_sees_the_weights_gradient():
     assert split.deferred == 0
 
 
-def test_a_first_module_calls_its_backward_hook_when_the_batch_is_marked_as_data():
+def test_modules_of_a_stage_that_is_fed_with_plain_numbers_call_their_backward_hooks():
     module = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))
     seen: list[nn.Module] = []
     for part in (module, *module):
         part.register_full_backward_hook(lambda part, *_: seen.append(part))
-    batch = torch.randn(4, 8).requires_grad_()
-    y = module(batch)
-    split = SplitBackward([y], [], data=[batch])
-    split.input_backward([torch.ones_like(y)])
+    y = module(torch.randn(4, 8))
+    split = SplitBackward([y], [], fed=True)
+    # As under a full backward: no gradient of the first module's input is asked for.
+    with pytest.warns(UserWarning, match="Full backward hook is firing"):
+        split.input_backward([torch.ones_like(y)])
     split.weight_backward()
     assert set(seen) == {module, *module}
     assert len(seen) == 3
-    assert batch.grad is None

@@ -43,20 +43,18 @@ def test_with_a_torch_that_does_not_the_first_layer_is_immediate(
     assert_same(run_split(everything), run_whole(everything))
 
 
-def test_with_a_torch_that_does_not_a_marked_batch_still_lets_layers_wait(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_with_a_torch_that_does_not_a_fed_stage_is_immediate(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(graph, "NODES_RUN_ALONE", False)
-    batch = torch.ones(4, 8, requires_grad=True)
-    y = mlp()(batch)
-    split = SplitBackward([y], [], data=[batch])
+    module, batch = nn.Sequential(nn.LayerNorm(8), mlp()), torch.ones(4, 8)
+    y = module(batch)
+    split = SplitBackward([y], [], fed=True)
     split.input_backward([torch.ones_like(y)])
-    assert split.deferred == 2
-    assert batch.grad is None
+    assert split.deferred == 0
+    assert all(weight.grad is not None for weight in module.parameters())
 
 
 def plan_of(y: Tensor, *inputs: Tensor) -> graph.Plan:
-    return make_plan([y.grad_fn], inputs, ())
+    return make_plan([y.grad_fn], inputs)
 
 
 def test_i_aims_at_inputs_immediate_parameters_and_first_products():
@@ -76,7 +74,7 @@ def test_i_aims_at_inputs_immediate_parameters_and_first_products():
 
 def test_an_unknown_end_of_the_graph_gets_a_full_backward():
     end: Any = SimpleNamespace(next_functions=())
-    assert make_plan([Known(end)], (), ()).targets is None
+    assert make_plan([Known(end)], ()).targets is None
 
 
 class Known:

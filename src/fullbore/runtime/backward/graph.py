@@ -42,13 +42,14 @@ class Plan:
     shares: bool = False
 
 
-def make_plan(roots: Sequence[Node], inputs: Sequence[Tensor], data: Sequence[Tensor]) -> Plan:
+def make_plan(roots: Sequence[Node], inputs: Sequence[Tensor], *, fed: bool = False) -> Plan:
     """Look at the graph below ``roots``, and have its products report to ``Plan.waiting``.
 
-    ``inputs`` are the leaves whose gradients I computes. ``data`` are leaves that count as data
-    like them but whose gradients nobody wants.
+    ``inputs`` are the leaves whose gradients I computes. With ``fed`` the forward had other input,
+    which wants no gradient and leaves no trace in the graph: an operand without one may be it.
     """
-    walk = _Walk({id(tensor) for tensor in (*inputs, *data)})
+    fed = fed and NODES_RUN_ALONE
+    walk = _Walk({id(tensor) for tensor in inputs}, fed=fed)
     walk.visit(roots)
     if walk.is_whole:
         walk.drop_all()
@@ -56,20 +57,19 @@ def make_plan(roots: Sequence[Node], inputs: Sequence[Tensor], data: Sequence[Te
     shares = walk.settle()
     targets: list[Root] = [*inputs, *(leaf.variable for leaf in walk.immediate)]
     alone = walk.bottom
-    if data and NODES_RUN_ALONE:
+    if fed:
         # Below these may be nothing that I computes.
         alone = [*alone, *(node for _, node, _ in walk.found), *walk.module_hooks()]
-    elif data:
-        targets += data
     targets += [GradientEdge(node, 0) for node in alone]
     return Plan(targets, walk.waiting, shares)
 
 
 class _Walk:
-    """One pass over a graph. ``data`` are the ids of the tensors that count as data."""
+    """One pass over a graph. ``data`` are the ids of the tensors that count as data; with ``fed``,
+    so do operands that are not in the graph."""
 
-    def __init__(self, data: set[int]) -> None:
-        self.data = data
+    def __init__(self, data: set[int], *, fed: bool = False) -> None:
+        self.data, self.fed = data, fed
         # What a node leads to: None if it is data, else the leaves of its parameters.
         self.side: dict[Node, Leaves | None] = {}
         self.found: list[tuple[Job, Node, RemovableHandle]] = []
@@ -117,6 +117,7 @@ class _Walk:
         leaves: Leaves | None = None
         for child, _ in edges:
             if child is None:
+                is_data |= self.fed and not _is_scaling(node)
                 continue
             found = side[child]
             if found is None:
@@ -206,6 +207,15 @@ class _Walk:
     def module_hooks(self) -> list[Node]:
         """The nodes that call a module's backward hooks once the gradient of its input is there."""
         return [node for node in self.side if type(node).__name__ == "BackwardHookFunctionBackward"]
+
+
+def _is_scaling(node: Node) -> bool:
+    """Whether the operand without a graph is a number, such as the scale of a low-rank update."""
+    if type(node).__name__ not in ("MulBackward0", "DivBackward0"):
+        return False
+    raw = getattr(node, "_raw_saved_other", None)
+    other = None if raw is None or raw.unpack_hook is not None else node._saved_other
+    return other is None or other.dim() == 0
 
 
 def _report_to(waiting: list[Job], job: Job) -> Callable[..., None]:

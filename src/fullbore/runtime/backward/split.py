@@ -41,16 +41,16 @@ class SplitBackward:
         outputs: what the forward returned, or the edges of that, or the loss that came of it.
         inputs: the leaves that the forward was given. I adds to the ``.grad`` of those that require
             grad.
-        data: leaves that the forward was given and that require grad only to mark what comes of
-            them as data, such as the batch of a first stage. They get no ``.grad``.
+        fed: the forward was given tensors that require no grad as well, such as the batch of a
+            first stage: what comes of them counts as data, too.
     """
 
     def __init__(
-        self, outputs: Sequence[Root], inputs: Sequence[Tensor], *, data: Sequence[Tensor] = ()
+        self, outputs: Sequence[Root], inputs: Sequence[Tensor], *, fed: bool = False
     ) -> None:
         self._outputs: Sequence[Root] | None = outputs
         self._inputs = [tensor for tensor in inputs if tensor.requires_grad]
-        self._data = [tensor for tensor in data if tensor.requires_grad]
+        self._fed = fed
         self._waiting: list[Job] = []
         self._shares = False
 
@@ -71,18 +71,16 @@ class SplitBackward:
         if self._outputs is None:
             raise RuntimeError("the input backward of this microbatch has already run")
         roots, given = _connected(self._outputs, gradients)
-        inputs, data = self._inputs, self._data
-        self._outputs, self._inputs, self._data = None, [], []
+        inputs = self._inputs
+        self._outputs, self._inputs = None, []
         if not roots:
             return
-        plan = make_plan([_node(root) for root in roots], inputs, data)
+        plan = make_plan([_node(root) for root in roots], inputs, fed=self._fed)
         self._waiting, self._shares = plan.waiting, plan.shares
         if plan.targets is None:
             run(roots, given)
         elif plan.targets:
             run(roots, given, plan.targets)
-        for tensor in data:
-            tensor.grad = None
 
     def weight_backward(self) -> None:
         """W: compute the gradients that I left out.
