@@ -155,7 +155,8 @@ class Interpreter:
         stages = sorted({leaf.stage for leaf in action.leaves})
         if not isinstance(error, ExecutionError):
             named = ", ".join(map(str, stages))
-            error.add_note(f"rank {rank}, stage {named}, action {action}")
+            # Whatever the user's class makes of the method.
+            BaseException.add_note(error, f"rank {rank}, stage {named}, action {action}")
             return
         error.rank = rank if error.rank is None else error.rank
         error.stage = stages[0] if error.stage is None else error.stage

@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 import fullbore as fb
 from fullbore.errors import ParameterError
 from fullbore.runtime import LocalTransport, Pipeline, Stage
+from fullbore.runtime.failure import describe
 from fullbore.runtime.stall import describe_stall, make_marks, read_mark
 from fullbore.runtime.transport.position import NOWHERE, Position
 from fullbore.view import render_around
@@ -155,3 +157,47 @@ def test_marks_can_be_read():
 )
 def test_a_stall_is_a_chain_or_a_cycle(others: dict[int, Position], text: str):
     assert describe_stall(2, at(2, "2F0", 1), others, PLAN) == text
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("cannot read caf\udce9.bin"), "ValueError: cannot read caf\\udce9.bin"),
+        (Mute(), "Mute: (its text cannot be made: RuntimeError)"),
+        (ValueError("x" * 5000), f"ValueError: {'x' * 4000}... (5000 characters)"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ],
+)
+def test_any_error_can_be_described(error: BaseException, text: str) -> None:
+    assert describe(error) == text
+    error.add_note("rank 1")
+    assert describe(error) == f"{text} (rank 1)"
+    describe(error).encode()
+
+
+@pytest.mark.parametrize("error", [ValueError("caf\udce9"), Mute()], ids=["surrogate", "mute"])
+def test_an_error_without_a_proper_text_is_the_one_that_is_raised(error: Exception) -> None:
+    """And the pipeline can be used again."""
+    modules = linear_tanh(2)
+    modules[1].register_forward_pre_hook(_raise_once(error))
+    pipe = local_pipeline(modules, fb.build("1f1b", num_ranks=2, num_microbatches=2))
+    x = torch.randn(4, WIDTH)
+    with pytest.raises(type(error)) as caught:
+        pipe.step(x, target=x)
+    assert caught.value is error
+    assert pipe.step(x, target=x).losses is not None
+
+
+def _raise_once(error: Exception) -> Any:
+    errors = [error]
+
+    def hook(*_: object) -> None:
+        if errors:
+            raise errors.pop()
+
+    return hook

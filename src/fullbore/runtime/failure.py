@@ -15,11 +15,23 @@ from fullbore.view import render_around
 logger = logging.getLogger("fullbore")
 
 
+_LONGEST = 4000
+"""Characters of an error that are told to others."""
+
+
 def describe(error: BaseException) -> str:
-    """An error as the other ranks are told of it."""
-    notes = "; ".join(getattr(error, "__notes__", ()))
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return text + (f" ({notes})" if notes else "")
+    """An error as the other ranks are told of it: text that can be encoded, of a sensible length,
+    whatever the error's own text is like."""
+    notes = "; ".join(map(str, getattr(error, "__notes__", ())))
+    try:
+        own = str(error)
+    except Exception as reason:  # noqa: BLE001 - anything may come of a user's class
+        own = f"(its text cannot be made: {type(reason).__name__})"
+    if len(own) > _LONGEST:
+        own = f"{own[:_LONGEST]}... ({len(own)} characters)"
+    text = f"{type(error).__name__}: {own}" if own else type(error).__name__
+    text += f" ({notes})" if notes else ""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def report(
@@ -50,5 +62,8 @@ def report(
             render_around(shown, place.rank, place.step),
         )
     if flight is not None:
-        logger.error("the flight record is in %s", flight.write(describe(error)))
+        try:
+            logger.error("the flight record is in %s", flight.write(describe(error)))
+        except OSError as reason:
+            logger.error("the flight record cannot be written: %s", reason)
     progress[STEP] = NOWHERE

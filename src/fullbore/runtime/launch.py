@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from fullbore.errors import ExecutionError, ParameterError, PeerFailed, TransportTimeout
+from fullbore.runtime.failure import describe
 from fullbore.runtime.transport import P2PTransport, SharedMemoryTransport, Transport
 from fullbore.runtime.transport.shm import socket_pairs
 
@@ -360,10 +361,7 @@ def _failure(rank: int, error: BaseException) -> _Failure:
     if isinstance(error, ExecutionError):
         where = rank if error.rank is None else error.rank
         return _Failure(where, error.message, error.stage, error.action, trace, consequence)
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    return _Failure(
-        rank, f"{type(error).__name__}: {error}{notes}", trace=trace, consequence=consequence
-    )
+    return _Failure(rank, describe(error), trace=trace, consequence=consequence)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

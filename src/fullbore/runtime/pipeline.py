@@ -383,9 +383,11 @@ class Pipeline:
 
     def _fail(self, error: BaseException) -> None:
         """Tell the other ranks, and find out whether the channels can be used again."""
-        self._report(error)
-        self._transport.abort(describe(error))
-        self._agreement.forget()
+        try:
+            self._report(error)
+        finally:
+            self._transport.abort(describe(error))
+            self._agreement.forget()
         try:
             self._transport.reset()
         except TransportError as reason:

@@ -206,8 +206,8 @@ def _token(leaf: object) -> Hashable:
     if is_plain(leaf):
         return type(leaf), leaf  # 1 == True
     raise ParameterError(
-        f"a {type(leaf).__qualname__} cannot be sent to another stage: only tensors and plain "
-        "values (None, bool, int, float, str), and pytrees of them; register the class with "
+        f"an object of {type(leaf).__qualname__} cannot be sent to another stage: only tensors and "
+        "plain values (None, bool, int, float, str), and pytrees of them; register the class with "
         "torch.utils._pytree, or return its tensors"
     )
 

@@ -63,6 +63,17 @@ def describe_tag(tag: int) -> str:
     return f"{stage}{'RECV_B' if backward else 'RECV_F'}{microbatch} (run {epoch})"
 
 
+def _calls(edge: Edge, got: int, wanted: int) -> str:
+    """What two ranks are in that do not make the same calls, as far as their messages tell."""
+    sent, expected = (
+        "another call" if m.stage == GATHER_STAGE else ("eval()", "step()")[m.epoch % 2]
+        for m in map(read_tag, (got, wanted))
+    )
+    return (
+        "" if sent == expected else f"; rank {edge[0]} is in {sent}, rank {edge[1]} in {expected}"
+    )
+
+
 class Transport(Protocol):
     """Moves messages between ranks. One object serves all ranks that this process plays."""
 
@@ -166,7 +177,7 @@ class Inbox:
                 raise TransportError(
                     f"rank {self.edge[0]} sent the message for {describe_tag(got)} where rank "
                     f"{self.edge[1]} expects {describe_tag(wanted)}: the ranks do not run the "
-                    "same schedule or step"
+                    f"same schedule or step{_calls(self.edge, got, wanted)}"
                 )
             self._posted.popleft()
             if got == tag:
