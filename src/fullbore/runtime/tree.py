@@ -48,9 +48,9 @@ def boundary_tensors(tree: Tree) -> list[Tensor]:
         for leaf in leaves:
             if not isinstance(leaf, Tensor) and not is_plain(leaf):
                 raise ParameterError(
-                    f"an object of {type(leaf).__qualname__} cannot be handed to another stage: only "
-                    "tensors and plain values (None, bool, int, float, str), and pytrees of them; register "
-                    "the class with torch.utils._pytree, or return its tensors"
+                    f"an object of {type(leaf).__qualname__} cannot be handed to another stage: "
+                    "only tensors and plain values (None, bool, int, float, str), and pytrees of "
+                    "them; register the class with torch.utils._pytree, or return its tensors"
                 )
     return found
 
