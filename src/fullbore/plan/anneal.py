@@ -134,17 +134,24 @@ class Annealer:
         return length
 
     def _swap(self, count: int) -> Iterator[float]:
+        """Moves from the best order, and in every third piece from that of another start."""
         pieces = 12 if count else 0
         for piece in range(pieces):
             if self.order is None or self.done:
                 return
-            tolerance = _WARM * self.length * (1 - piece / pieces) ** 2
-            self.length, self.order = self._evaluate.swap(
-                self.order,
+            order = self.order
+            if piece % 3 == 2 and piece // 3 < len(self._others):
+                self._evaluate(self._others[piece // 3][1])
+                self.evaluations += 1
+                order = self._evaluate.order
+            found, best = self._evaluate.swap(
+                order,
                 length=self.length,
                 moves=count // pieces,
-                tolerance=tolerance,
+                tolerance=_WARM * self.length * (1 - piece / pieces) ** 2,
                 seed=int(self._random.random() * 2**31),
             )
             self.evaluations += count // pieces
+            if found < self.length:
+                self.length, self.order = found, best
             yield (piece + 1) / pieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fullbore.ir import Kind, Placement, Schedule
-from fullbore.sim import Costs, Table, memory_over_time, simulate
+from fullbore.sim import Costs, Table, Timeline, memory_over_time, simulate
 from fullbore.verify import check
 
 _EXACT = 1e-9
@@ -85,6 +85,7 @@ def judge(
     costs: Costs,
     bound: float,
     by_span: bool,
+    timeline: Timeline | None = None,
 ) -> tuple[Candidate, tuple[float, ...]]:
     """A schedule as a candidate, and by how many bytes each rank is over its capacity.
 
@@ -93,7 +94,7 @@ def judge(
     """
     check(schedule)
     table = costs.table(schedule.placement)
-    timeline = simulate(schedule, costs)
+    timeline = simulate(schedule, costs) if timeline is None else timeline
     peak = most_held(schedule, table)
     if any(table.message_bytes) or any(action.parts for _, _, action in schedule.actions()):
         levels = memory_over_time(schedule, timeline, costs)

@@ -17,7 +17,7 @@ from fullbore.plan.instance import Instance, make_instance
 from fullbore.plan.loops import Evaluator
 from fullbore.schedules import FAMILIES, Family
 from fullbore.schedules.dispatch import NEVER
-from fullbore.sim import Costs, simulate
+from fullbore.sim import Costs, Timeline, simulate
 
 _MET = 1 + 1e-6  # a bound is met up to rounding
 _LARGE = 40_000  # actions; from here on due dates are sought with fewer microbatches
@@ -98,7 +98,7 @@ class Placed:
         which does best with fewer microbatches."""
         table, placement = self._costs.table(self.of.placement), self.of.placement
         static = [sum(table.static_bytes[s] for s in placement.stages_of(r)) for r in self._ranks]
-        found: list[tuple[float, Family]] = []
+        found: list[tuple[float, Family, Timeline]] = []
         for family in FAMILIES.values():
             schedule = self._build(family, self._searched)
             if schedule is None:
@@ -108,13 +108,15 @@ class Placed:
                 continue
             timeline = simulate(schedule, self._costs)
             self.annealer.begin_from(timeline)
-            found.append((timeline.span if self._by_span else timeline.makespan, family))
+            length = timeline.span if self._by_span else timeline.makespan
+            found.append((length, family, timeline))
         if self._whole is not None:
             found = sorted(found, key=itemgetter(0))[:1]
-        for _, family in found:
+        for _, family, timeline in found:
             schedule = self._build(family, self.of)
             assert schedule is not None
-            candidate, over = self._judge(schedule)
+            known = timeline if self._whole is None else None
+            candidate, over = self._judge(schedule, known)
             self.families += [] if any(over) else [candidate]
         if not self.families:
             self.annealer.begin()
@@ -157,9 +159,17 @@ class Placed:
         self._whole(search.records[-best])
         return replace(self._whole.schedule(self._whole.order), name="plan")
 
-    def _judge(self, schedule: Schedule) -> tuple[Candidate, tuple[float, ...]]:
-        capacity = self.of.capacity
-        return judge(schedule, capacity, costs=self._costs, bound=self.bound, by_span=self._by_span)
+    def _judge(
+        self, schedule: Schedule, timeline: Timeline | None = None
+    ) -> tuple[Candidate, tuple[float, ...]]:
+        return judge(
+            schedule,
+            self.of.capacity,
+            costs=self._costs,
+            bound=self.bound,
+            by_span=self._by_span,
+            timeline=timeline,
+        )
 
     def _build(self, family: Family, of: Instance) -> Schedule | None:
         """The family's schedule on this placement, if it has one."""

@@ -158,7 +158,6 @@ class _Search:
 
     def add(self, placement: Placement, num_microbatches: int, *, seed: int, **task: Any) -> None:
         """Also try a placement."""
-        seed += len(self._placed) + len(self._left_out)
         try:
             self._placed.append(Placed(placement, num_microbatches, seed=seed, **task))
         except ParameterError as error:
@@ -202,10 +201,9 @@ class _Search:
                 placed.begin()
                 self._tell(number / len(self._placed) / 2**effort)
             for level in range(1, effort + 1):
-                for number, placed in enumerate(self._placed):
-                    # What cannot become the best any more is not worth the time.
-                    if not placed.done and placed.bound < self._best_length():
-                        self._level(placed, level, (number / len(self._placed), effort))
+                chosen = self._promising(level)
+                for number, placed in enumerate(chosen):
+                    self._level(placed, level, (number / len(chosen), 1 / len(chosen), effort))
                 self._finished = level
         except _Late:
             return "deadline"
@@ -213,18 +211,22 @@ class _Search:
             return "interrupt"
         return None
 
-    def _level(self, placed: Placed, level: int, where: tuple[float, int]) -> None:
-        """One level of one placement, ``where`` among all of them."""
-        begun, effort = where
+    def _level(self, placed: Placed, level: int, where: tuple[float, float, int]) -> None:
+        """One level of one placement: what part of the level is over, its own part, the effort."""
+        begun, share, effort = where
         try:
             for part in placed.level(level):
-                done = begun + part / len(self._placed)
+                done = begun + part * share
                 self._tell((1 + done) * 2.0 ** (level - 1 - effort))
         finally:
             placed.settle()
 
-    def _best_length(self) -> float:
-        return min(placed.length for placed in self._placed)
+    def _promising(self, level: int) -> list[Placed]:
+        """What may become the best, and of that half as many at each level."""
+        best = min(placed.length for placed in self._placed)
+        left = [placed for placed in self._placed if not placed.done and placed.bound < best]
+        left.sort(key=lambda placed: placed.length)
+        return left[: max(1, len(self._placed) >> (level - 1))]
 
     def _found(self) -> list[Candidate]:
         return [candidate for placed in self._placed for candidate in placed.candidates]
