@@ -69,8 +69,8 @@ def test_measured_times_are_told_of_ranks_that_ran_side_by_side():
     found = progress(5.0)
     found.report = Report(4, measured=0.25, predicted=0.24, error=0.04, actions=(), ranks=())
     assert lines(found)[1] == (
-        "measured: pipeline steps of median 250.000 ms; predicted 240.000 ms, a step typically 4.0% "
-        "off, from the costs of their actions"
+        "measured: pipeline steps of median 250.000 ms; predicted 240.000 ms, a step typically "
+        "4.0% off, from the costs of their actions"
     )
     assert facts(found)["step_seconds"] == {"measured": 0.25, "predicted": 0.24, "error": 0.04}
     found.settings = replace(found.settings, transport="local")
