@@ -4,6 +4,7 @@ from fullbore.plan.bounds import Bounds, bounds
 from fullbore.plan.candidate import Candidate
 from fullbore.plan.files import PlanFile, dump_plan, load_plan, save_plan
 from fullbore.plan.instance import Instance, make_instance
+from fullbore.plan.partition import Layer, Partition, even, partition
 from fullbore.plan.search import EFFORT, Plan, Progress, plan
 
 __all__ = [
@@ -11,13 +12,17 @@ __all__ = [
     "Bounds",
     "Candidate",
     "Instance",
+    "Layer",
+    "Partition",
     "Plan",
     "PlanFile",
     "Progress",
     "bounds",
     "dump_plan",
+    "even",
     "load_plan",
     "make_instance",
+    "partition",
     "plan",
     "save_plan",
 ]
