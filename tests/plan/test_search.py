@@ -9,6 +9,7 @@ from tests.plan.papers import HELD, MIDDLE, UNIT, costs, instance
 
 from fullbore.errors import ParameterError
 from fullbore.ir import Action, Kind, Placement
+from fullbore.passes import lower
 from fullbore.plan import Candidate, Plan, bounds, plan
 from fullbore.plan.anneal import Annealer
 from fullbore.plan.loops import Evaluator
@@ -26,7 +27,8 @@ def right(found: Plan, model: Costs) -> None:
     lengths = [candidate.length for candidate in found.candidates]
     assert lengths == sorted(lengths)
     for candidate in found.candidates:
-        assert not [f for f in verify(candidate.schedule) if f.severity == "error"]
+        for schedule in (candidate.schedule, lower(candidate.schedule, shard=True)):
+            assert not [f for f in verify(schedule) if f.severity == "error"]
         timeline = simulate(candidate.schedule, model)
         assert candidate.makespan == timeline.makespan
         assert candidate.span == timeline.span
