@@ -38,7 +38,7 @@ DONORS = {
     "interleaved_1f1b": "looped_bfs",
     "interleaved_zero_bubble": "zbv_zero_bubble",
     "zbv_zero_bubble": "interleaved_zero_bubble",
-    "dualpipev": "zbv_zero_bubble",
+    "dualpipev": "interleaved_1f1b",
 }
 
 
