@@ -41,6 +41,7 @@ def fail_and_go_on(fault: Fault, transport: Transport, rank: int, clock: Clock) 
     module.is_armed = False
     if clock.texts == ["fine"]:
         clock.call(lambda: pipe.step(x, target=y))
+    pipe.realign()
     clock.call(lambda: check_good_step(pipe, module, transport, rank, 3))
 
 

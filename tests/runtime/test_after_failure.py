@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import fullbore as fb
 from fullbore.runtime import Pipeline, Stage, Transport
+from fullbore.runtime.launch import launch
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo]
 
@@ -62,11 +63,8 @@ def fail_and_go_on(transport: Transport, rank: int, failing: int, in_backward: b
     found = [outcome(pipe, x, y)]
     if found == ["fine"]:
         found.append(outcome(pipe, x, y))
-    if in_backward:
-        # Some had finished the step: nobody can know whether the next batches belong together.
-        refused = [outcome(pipe, x, y) for _ in range(2)]
-        assert all("call realign() on all ranks" in text for text in refused), refused
-        pipe.realign()
+    # Some may have finished the step: nobody can know whether the next batches belong together.
+    pipe.realign()
     fragile.zero_grad()
     good = pipe.step(2 * x, target=y)
     wanted = reference(
@@ -105,3 +103,23 @@ def test_all_ranks_get_back_in_step_after_a_failure(kind: Kind) -> None:
             assert f"rank {failing} failed: RuntimeError: boom ({where})" in last
             if (failing, in_backward) == (0, True):
                 assert first == "fine"
+
+
+def out_of_step(transport: Transport, rank: int) -> list[str]:
+    """Rank 1 has made a call less, as if it had been told of a failure one call later."""
+    plan = fb.build("1f1b", num_ranks=2, num_microbatches=MICROBATCHES)
+    pipe = Pipeline(Stage(linear_tanh(2)[rank], rank, 2), plan, loss_fn=mse, transport=transport)
+    x = torch.randn(8, WIDTH)
+    found = [outcome(pipe, x, x)]
+    pipe._agreement.calls -= rank
+    pipe._agreement.forget()
+    found += [outcome(pipe, x, x) for _ in range(2)]
+    pipe.realign()
+    return [*found, outcome(pipe, x, x)]
+
+
+@pytest.mark.parametrize("kind", ["shm", "p2p"])
+def test_ranks_that_are_out_of_step_are_refused_until_they_say_otherwise(kind: Kind) -> None:
+    for first, *refused, last in launch(out_of_step, 2, transport=kind, timeout=20.0):
+        assert first == last == "fine"
+        assert all("call realign() on all ranks" in text for text in refused), refused

