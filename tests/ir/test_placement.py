@@ -98,3 +98,9 @@ def test_a_stage_is_where_it_first_appears():
 def test_what_implies_no_placement(programs: list[list[Action]], message: str):
     with pytest.raises(ParameterError, match=message):
         Placement.infer(programs)
+
+
+def test_numbers_of_stages_add_up_by_rank():
+    assert Placement((0, 1, 1, 0)).sum_by_rank([1, 2, 3, 4]) == [5, 5]
+    with pytest.raises(ValueError, match="shorter"):
+        Placement.linear(3).sum_by_rank([1, 2])

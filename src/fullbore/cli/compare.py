@@ -101,12 +101,8 @@ def _entry(
         return entry
     limit, relative = memory
     if relative:
-        held = [0.0] * ranks
-        for rank, size_of_stage in zip(
-            schedule.placement.ranks, model.table(schedule.placement).activation_bytes, strict=True
-        ):
-            held[rank] += size_of_stage
-        limit *= ranks * max(held)
+        placement = schedule.placement
+        limit *= ranks * max(placement.sum_by_rank(model.table(placement).activation_bytes))
     return replace(entry, fits=entry.peak <= limit * (1 + 1e-9))
 
 

@@ -176,10 +176,8 @@ def _bytes(
             table = model.table(placement)
         except ParameterError:
             continue
-        held, static = [0.0] * num_ranks, [0.0] * num_ranks
-        for stage, rank in enumerate(placement.ranks):
-            held[rank] += table.activation_bytes[stage]
-            static[rank] += table.static_bytes[stage]
+        held = placement.sum_by_rank(table.activation_bytes)
+        static = placement.sum_by_rank(table.static_bytes)
         most.append(limit * num_ranks * max(held) + max(static))
     return max(most, default=limit)
 

@@ -39,8 +39,9 @@ def simulate(
     found = request.read(schedule)
     model = TableCosts(F=1, I=1, W=1) if costs is None else costs
     timeline = simulated(found, model)
-    metrics = measure(found, timeline, model)
-    path = Causes(found, timeline).critical_path()
+    causes = Causes(found, timeline)
+    metrics = measure(found, timeline, model, causes=causes)
+    path = causes.critical_path()
     if as_json:
         echo_json(_facts(found, metrics, path))
         return

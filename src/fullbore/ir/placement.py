@@ -121,6 +121,13 @@ class Placement:
         """The stages on ``rank``, ascending."""
         return tuple(s for s, r in enumerate(self.ranks) if r == rank)
 
+    def sum_by_rank(self, values: Sequence[float]) -> list[float]:
+        """What the stages of each rank have together, given a number for each stage."""
+        sums: list[float] = [0] * self.num_ranks
+        for rank, value in zip(self.ranks, values, strict=True):
+            sums[rank] += value
+        return sums
+
     def crosses(self, stage: int) -> bool:
         """Whether the step from ``stage - 1`` to ``stage`` leads to another rank."""
         return stage > 0 and self.ranks[stage - 1] != self.ranks[stage]

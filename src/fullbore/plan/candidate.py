@@ -99,9 +99,7 @@ def judge(
     if any(table.message_bytes) or any(action.parts for _, _, action in schedule.actions()):
         levels = memory_over_time(schedule, timeline, costs)
         peak = tuple(max((level.bytes for level in found), default=0.0) for found in levels)
-    own = [0.0] * schedule.num_ranks
-    for stage, rank in enumerate(schedule.placement.ranks):
-        own[rank] += table.static_bytes[stage]
+    own = schedule.placement.sum_by_rank(table.static_bytes)
     over = tuple(map(excess, peak, own, capacity))
     candidate = Candidate(
         schedule=schedule,

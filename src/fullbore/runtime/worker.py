@@ -162,15 +162,15 @@ class StageWorker:
         self._transport.post(unit.below[::-1], unit.tag_b + 2 * microbatch)
 
     def unshard(self, stage: int) -> None:
-        """UNSHARD: those of a plain module are always whole."""
+        """UNSHARD: gather the stage's parameters; a plain module's are always whole."""
         self._manage(Kind.UNSHARD, stage, lambda sharding: sharding.unshard())
 
     def reshard(self, stage: int) -> None:
-        """RESHARD: those of a plain module stay whole."""
+        """RESHARD: free the gathered parameters; a plain module's stay whole."""
         self._manage(Kind.RESHARD, stage, lambda sharding: sharding.reshard())
 
     def reduce_grad(self, stage: int) -> None:
-        """REDUCE_GRAD: those of a plain module are this rank's alone."""
+        """REDUCE_GRAD: reduce the stage's gradients; a plain module's are this rank's alone."""
         self._manage(Kind.REDUCE_GRAD, stage, lambda sharding: sharding.reduce())
 
     def together(self, action: Action, parts: Sequence[Call]) -> None:

@@ -47,10 +47,7 @@ def memory_over_time(
     """
     table = costs.table(schedule.placement)
     changes = sorted([*_kept(timeline, table), *_handed_on(schedule, timeline, table)])
-    ranks = schedule.placement.ranks
-    held: list[float] = [0] * schedule.num_ranks
-    for stage, size in enumerate(table.static_bytes):
-        held[ranks[stage]] += size
+    held = schedule.placement.sum_by_rank(table.static_bytes)
     levels: list[list[Level]] = [[] for _ in held]
     for change in changes:
         if change.bytes:

@@ -57,16 +57,17 @@ class Metrics:
     message_bytes: float
 
 
-def measure(schedule: Schedule, timeline: Timeline, costs: Costs) -> Metrics:
-    """The metrics of a timeline that :func:`simulate` gave for ``schedule`` and ``costs``.
+def measure(
+    schedule: Schedule, timeline: Timeline, costs: Costs, *, causes: Causes | None = None
+) -> Metrics:
+    """The metrics of a timeline that :func:`simulate` gave for ``schedule`` and ``costs``. Its
+    causes are found out unless they are given.
 
     Raises:
         ParameterError: the costs do not fit the schedule's stages.
     """
     table = costs.table(schedule.placement)
-    static = [0.0] * schedule.num_ranks
-    for stage, rank in enumerate(schedule.placement.ranks):
-        static[rank] += table.static_bytes[stage]
+    static = [float(size) for size in schedule.placement.sum_by_rank(table.static_bytes)]
     levels = memory_over_time(schedule, timeline, costs)
     return Metrics(
         makespan=timeline.makespan,
@@ -75,7 +76,7 @@ def measure(schedule: Schedule, timeline: Timeline, costs: Costs) -> Metrics:
         span_bubble_rate=timeline.span_bubble_rate,
         busy=timeline.busy,
         idle=_idle(timeline),
-        exposed=_exposed(schedule, timeline),
+        exposed=_exposed(Causes(schedule, timeline) if causes is None else causes, schedule),
         peak=tuple(
             max(
                 (Peak(level.bytes, level.action) for level in found),
@@ -110,8 +111,7 @@ def _idle_of(work: list[Slot], begin: float, end: float) -> Idle:
     )
 
 
-def _exposed(schedule: Schedule, timeline: Timeline) -> tuple[float, ...]:
-    causes = Causes(schedule, timeline)
+def _exposed(causes: Causes, schedule: Schedule) -> tuple[float, ...]:
     events, found = causes.events, [0.0] * schedule.num_ranks
     for number, event in enumerate(events):
         if KINDS[event.action.kind].group is not Group.COMPUTE:
