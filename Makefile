@@ -4,9 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 CODE := src tests $(wildcard bench)
 
-# What pip alone does not bring: a GPU, Monarch, a browser.
+# What pip alone does not bring: a GPU, a browser.
 BROWSER := $(wildcard /usr/bin/chromium)
-EVERYWHERE := not gpu and not monarch$(if $(BROWSER),, and not browser)
+EVERYWHERE := not gpu$(if $(BROWSER),, and not browser)
 TORCH_FREE := not gpu and not monarch and not browser and not torch and not gloo and not slow
 
 .PHONY: test test-fast lint format demo clean
