@@ -1,7 +1,7 @@
 import doctest
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
+PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 
 
 def test_the_examples_of_the_page_are_right():
