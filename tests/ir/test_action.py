@@ -1,6 +1,6 @@
 import pytest
 
-from fullbore.ir import Action, Kind, fuse, mate
+from fullbore.ir import Action, Kind, find_mate, fuse, mate
 
 F0, B1 = Action(0, Kind.F, 7), Action(3, Kind.B, 1)
 
@@ -42,3 +42,23 @@ def test_mates(one: Action, other: Action):
 def test_other_actions_have_no_mate(action: Action):
     with pytest.raises(ValueError, match="not a single send or receive"):
         mate(action)
+
+
+@pytest.mark.parametrize(
+    ("action", "other"),
+    [
+        (Action(2, Kind.SEND_F, 5), Action(3, Kind.RECV_F, 5)),
+        (Action(3, Kind.RECV_F, 5), Action(2, Kind.SEND_F, 5)),
+        (Action(1, Kind.SEND_B, 5), Action(0, Kind.RECV_B, 5)),
+        (Action(0, Kind.RECV_F, 5), None),
+        (Action(0, Kind.SEND_B, 5), None),
+        (Action(3, Kind.SEND_F, 5), None),
+        (Action(3, Kind.RECV_B, 5), None),
+        (Action(4, Kind.RECV_F, 5), None),
+        (F0, None),
+        (Action(0, Kind.UNSHARD), None),
+        (fuse(Kind.SEND_F_RECV_B, Action(2, Kind.SEND_F, 5), Action(2, Kind.RECV_B, 1)), None),
+    ],
+)
+def test_the_mate_in_four_stages(action: Action, other: Action | None):
+    assert find_mate(action, 4) == other

@@ -1,6 +1,6 @@
 """What a schedule is: kinds, actions, placements, programs and the dependency rule."""
 
-from fullbore.ir.action import Action, fuse, mate
+from fullbore.ir.action import Action, find_mate, fuse, mate
 from fullbore.ir.deps import Dependencies, Fact
 from fullbore.ir.kinds import KINDS, Group, Kind, KindInfo
 from fullbore.ir.order import Blocked, Order, executable_order
@@ -22,6 +22,7 @@ __all__ = [
     "Program",
     "Schedule",
     "executable_order",
+    "find_mate",
     "fuse",
     "mate",
 ]

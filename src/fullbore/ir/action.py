@@ -51,3 +51,13 @@ def mate(action: Action) -> Action:
     if info.mate is None:
         raise ValueError(f"{action} is not a single send or receive")
     return Action(action.stage + info.stage_step, info.mate, action.microbatch)
+
+
+def find_mate(action: Action, num_stages: int) -> Action | None:
+    """``mate(action)``; None where there is none: the action is no single send or receive, or one
+    of the two stages is not in ``0..num_stages - 1``."""
+    if KINDS[action.kind].mate is None:
+        return None
+    other = mate(action)
+    stages = range(num_stages)
+    return other if other.stage in stages and action.stage in stages else None
