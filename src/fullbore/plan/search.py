@@ -78,6 +78,7 @@ def plan(
     memory: float | None = None,
     stages_per_rank: Sequence[int] = (1, 2, 4),
     shapes: Sequence[str] = ("loop", "vee"),
+    placements: Sequence[Placement] = (),
     objective: Objective = "makespan",
     effort: int = EFFORT,
     deadline: float | None = None,
@@ -93,6 +94,7 @@ def plan(
         num_ranks, num_microbatches, costs: costs by stage allow only placements of as many stages.
         memory: what a rank may hold in all, in bytes; None: any amount.
         stages_per_rank, shapes: which placements to try: ``loop``, ``vee`` (V = 2 only).
+        placements: try these instead, which may be any.
         objective: what should be short: the makespan or the span.
         effort: how many levels to search; each takes twice the time of the one before.
         deadline: seconds after which to stop with the best so far; None: never.
@@ -104,10 +106,15 @@ def plan(
         ParameterError: an argument is out of range, or no schedule fits the memory.
     """
     _check(effort, deadline, objective)
+    strange = next((found for found in placements if found.num_ranks != num_ranks), None)
+    if strange is not None:
+        raise ParameterError(
+            f"plan: a placement is for {strange.num_ranks} ranks, not {num_ranks}: {strange}"
+        )
     compile_seconds = warm_up(compiled=compiled)
     task = {"costs": costs, "memory": memory, "by_span": objective == "span", "compiled": compiled}
     search = _Search(deadline, on_progress)
-    for placement in _placements(num_ranks, stages_per_rank, shapes):
+    for placement in placements or [*_placements(num_ranks, stages_per_rank, shapes)]:
         search.add(placement, num_microbatches, seed=seed, **task)
     stopped = search.run(effort)
     return Plan(
