@@ -93,8 +93,7 @@ def plan(
     Args:
         num_ranks, num_microbatches, costs: costs by stage allow only placements of as many stages.
         memory: what a rank may hold in all, in bytes; None: any amount.
-        stages_per_rank, shapes: which placements to try: ``loop``, ``vee`` (V = 2 only).
-        placements: try these instead, which may be any.
+        stages_per_rank, shapes: which of ``loop`` and ``vee`` (V = 2) to try; or ``placements``.
         objective: what should be short: the makespan or the span.
         effort: how many levels to search; each takes twice the time of the one before.
         deadline: seconds after which to stop with the best so far; None: never.
@@ -106,15 +105,10 @@ def plan(
         ParameterError: an argument is out of range, or no schedule fits the memory.
     """
     _check(effort, deadline, objective)
-    strange = next((found for found in placements if found.num_ranks != num_ranks), None)
-    if strange is not None:
-        raise ParameterError(
-            f"plan: a placement is for {strange.num_ranks} ranks, not {num_ranks}: {strange}"
-        )
     compile_seconds = warm_up(compiled=compiled)
     task = {"costs": costs, "memory": memory, "by_span": objective == "span", "compiled": compiled}
     search = _Search(deadline, on_progress)
-    for placement in placements or [*_placements(num_ranks, stages_per_rank, shapes)]:
+    for placement in _given(placements, num_ranks) or _tried(num_ranks, stages_per_rank, shapes):
         search.add(placement, num_microbatches, seed=seed, **task)
     stopped = search.run(effort)
     return Plan(
@@ -137,7 +131,17 @@ def _check(effort: int, deadline: float | None, objective: str) -> None:
         raise ParameterError(f"plan: objective must be makespan or span; got {objective!r}")
 
 
-def _placements(
+def _given(placements: Sequence[Placement], num_ranks: int) -> Sequence[Placement]:
+    for placement in placements:
+        if placement.num_ranks != num_ranks:
+            raise ParameterError(
+                f"plan: a placement is for {placement.num_ranks} ranks, not {num_ranks}: "
+                f"{placement}"
+            )
+    return placements
+
+
+def _tried(
     num_ranks: int, stages_per_rank: Sequence[int], shapes: Sequence[str]
 ) -> Iterator[Placement]:
     strange = next((shape for shape in shapes if shape not in ("loop", "vee")), None)
