@@ -24,8 +24,12 @@ COSTS = TableCosts(
 )
 
 
-def samples(timeline: Timeline, costs: TableCosts, schedule: Schedule) -> list[list[Sample]]:
-    """What a perfect clock would have measured of a simulated step."""
+def samples(
+    timeline: Timeline, costs: TableCosts, schedule: Schedule, taking: float = 0.0
+) -> list[list[Sample]]:
+    """What a perfect clock would have measured of a simulated step. ``taking`` is the part of an
+    action's time that passes before its message is taken in."""
+    last = schedule.num_stages - 1
     send, found = costs.table(schedule.placement).send, []
     sizes = {transfer.action: transfer.size for transfer in timeline.transfers}
     for slots in timeline.ranks:
@@ -36,7 +40,9 @@ def samples(timeline: Timeline, costs: TableCosts, schedule: Schedule) -> list[l
                 end = ready + send[action.stage]
                 rank.append(Sample(action, ready, ready, end, int(sizes[action])))
             elif KINDS[action.kind].group is Group.COMPUTE:
-                rank.append(Sample(action, clock, ready, end))
+                starts = (0, Kind.F), (last, Kind.B), (last, Kind.I)
+                takes = action.kind is not Kind.W and (action.stage, action.kind) not in starts
+                rank.append(Sample(action, clock, ready + taking * takes, end))
             clock = (
                 max(clock, end)
                 if KINDS[action.kind].group is not Group.COMMUNICATION or end > ready
@@ -46,9 +52,9 @@ def samples(timeline: Timeline, costs: TableCosts, schedule: Schedule) -> list[l
     return found
 
 
-def profile(name: str, steps: int = 2) -> Profile:
+def profile(name: str, steps: int = 2, taking: float = 0.0) -> Profile:
     schedule = lower(build(name, num_ranks=2, num_microbatches=6))
-    step = samples(simulate(schedule, COSTS), COSTS, schedule)
+    step = samples(simulate(schedule, COSTS), COSTS, schedule, taking)
     return Profile(schedule, (step,) * steps)
 
 
@@ -69,7 +75,27 @@ def test_costs_come_back_and_predict_the_step(name: str):
         assert getattr(table, kind) == pytest.approx(getattr(wanted, kind))
     assert table.message_bytes == pytest.approx(wanted.message_bytes)
     assert table.send == pytest.approx([0.125] * 4)
+    assert found.latency == pytest.approx(COSTS.latency)
     assert simulate(measured.schedule, found).makespan == pytest.approx(measured.step_times()[0])
+
+
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "interleaved_zero_bubble", "looped_bfs"])
+def test_taking_in_a_message_is_part_of_what_it_is_for(name: str):
+    measured = profile(name, taking=0.0625)
+    assert forwards(measured) == pytest.approx(COSTS.F)
+    found = simulate(measured.schedule, measured.costs())
+    # A stage that always waits shows the two as one, the link's latency; elsewhere they are apart.
+    assert found.makespan == pytest.approx(measured.step_times()[0], abs=0.0625)
+
+
+def test_a_rank_that_begins_early_only_to_wait_makes_no_step_longer():
+    good = profile("interleaved_1f1b")
+    first, *others = good.steps[0][1]
+    early = [good.steps[0][0], [first._replace(start=first.start - 7), *others]]
+    found = Profile(good.schedule, (early,))
+    assert found.step_times() == good.step_times()[:1]
+    assert spent(early) == spent(good.steps[0])
+    assert found.timeline() == good.timeline()
 
 
 def test_a_kind_that_did_not_run_is_told_by_the_others():

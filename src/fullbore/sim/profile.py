@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -63,76 +63,111 @@ class Profile:
             )
 
     def step_times(self) -> tuple[float, ...]:
-        """How long each step took, from the first start on any rank to the last end."""
-        return tuple(
-            max(s.end for rank in step for s in rank) - min(s.start for rank in step for s in rank)
-            for step in self.steps
-        )
+        """How long each step took, from the first work on any rank to the last end. A rank that
+        begins early only to wait for another one does not make a step longer."""
+        return tuple(end - begin for begin, end in map(_extent, self.steps))
 
     def costs(self, *, skip: int = 1) -> TableCosts:
         """The costs of each stage that the steps show: medians, in seconds.
 
-        A cost is the time that the rank was busy with an action, waiting left out; ``send`` that of
-        handing a message over. The latency of a link is that of the messages that somebody waited
-        for: from the end of the send to the moment when its receiver could go on. A kind that the
-        schedule does not have costs what the others tell: B = I + W, and I = W = B / 2.
+        A cost is the time that the rank was busy with an action: taking in a message that is there
+        counts, waiting for one does not. ``send`` is that of handing a message over. The latency of
+        a link is that of the messages that somebody waited for: from the end of the send to the
+        moment when its receiver had it, less the time to take it in. A kind that the schedule does
+        not have costs what the others tell: B = I + W, and I = W = B / 2.
 
         Args:
             skip: how many steps at the beginning to leave out, if there are more.
         """
         steps = self.steps[skip:] or self.steps
-        busy: dict[tuple[Kind, int], list[float]] = defaultdict(list)
-        sizes: dict[int, int] = {}
-        delays: dict[Edge, list[float]] = defaultdict(list)
+        taking = self._taking(steps)
+        links = self._latencies(steps, taking)
+        return _table(self.schedule, self.busy(skip=skip), _sizes(steps), links)
+
+    def busy(self, *, skip: int = 1) -> dict[tuple[Kind, int], list[float]]:
+        """How long ranks were busy with each kind of action of each stage, as ``costs`` counts it.
+        An overlap that ran as one belongs to stage -1.
+
+        Args:
+            skip: how many steps at the beginning to leave out, if there are more.
+        """
+        steps = self.steps[skip:] or self.steps
+        taking, found = self._taking(steps), defaultdict(list)
         for step in steps:
-            for rank in step:
-                for sample in rank:
-                    stage, kind, _, _ = sample.action
-                    busy[kind, stage].append(sample.end - sample.ready)
-                    if kind in SENDS:
-                        sizes[max(stage, stage + KINDS[kind].stage_step)] = sample.size
-            for edge, delay in self._delays(step):
-                delays[edge].append(delay)
-        return _table(self.schedule, busy, sizes, delays)
+            for sample in chain.from_iterable(step):
+                what = _what(sample)
+                found[what].append(sample.end - sample.ready + taking.get(what, 0.0))
+        return dict(found)
 
     def timeline(self, step: int = -1) -> Timeline:
         """What one step looked like, from 0 on. A message is shown from its send until it was
         there, or until its receiver asked for it if that is not known better."""
         found = self.steps[step]
-        origin = min(sample.start for rank in found for sample in rank)
+        origin, _ = _extent(found)
         taken = dict(_receptions(self.schedule, found))
-        ranks = self.schedule.placement.ranks
         transfers = []
-        for rank in found:
-            for sample in rank:
-                stage, kind, _, _ = sample.action
-                if kind in SENDS:
-                    user = taken.get(sample.action)
-                    end = sample.end if user is None else max(sample.end, user.ready)
-                    edge = ranks[stage], ranks[stage + KINDS[kind].stage_step]
-                    transfers.append(
-                        Transfer(
-                            sample.action, edge, sample.start - origin, end - origin, sample.size
-                        )
-                    )
+        for sent in chain.from_iterable(found):
+            if sent.action.kind in SENDS:
+                user = taken.get(sent.action)
+                end = sent.end if user is None else max(sent.end, user.ready)
+                times = sent.start - origin, end - origin
+                transfers.append(Transfer(sent.action, self._edge(sent), *times, sent.size))
         slots = tuple(
             tuple(Slot(s.action, s.ready - origin, s.end - origin) for s in rank) for rank in found
         )
         return Timeline(slots, tuple(transfers))
 
-    def _delays(self, step: Step) -> Iterator[tuple[Edge, float]]:
-        """How long messages took that were waited for, by link."""
-        ranks, sends = self.schedule.placement.ranks, {}
-        for rank in step:
-            for sample in rank:
-                if sample.action.kind in SENDS:
-                    sends[sample.action] = sample
-        for action, user in _receptions(self.schedule, step):
-            sent = sends.get(action)
-            if sent is not None and user.start < sent.end < user.ready:
-                stage, kind, _, _ = action
-                edge = ranks[stage], ranks[stage + KINDS[kind].stage_step]
-                yield edge, user.ready - sent.end
+    def _taking(self, steps: Sequence[Step]) -> dict[tuple[Kind, int], float]:
+        """How long it takes to take in a message that is there: medians, by what uses it."""
+        delays, found = self._latencies(steps, {}), defaultdict(list)
+        for sent, user in self._messages(steps):
+            if sent.end + delays.get(self._edge(sent), 0.0) <= user.start:
+                found[_what(user)].append(user.ready - user.start)
+        return {what: median(samples) for what, samples in found.items()}
+
+    def _latencies(
+        self, steps: Sequence[Step], taking: Mapping[tuple[Kind, int], float]
+    ) -> dict[Edge, float]:
+        """How long messages took that were waited for: medians, by link."""
+        found = defaultdict(list)
+        for sent, user in self._messages(steps):
+            if user.start < sent.end < user.ready:
+                found[self._edge(sent)].append(user.ready - sent.end - taking.get(_what(user), 0.0))
+        return {edge: max(0.0, median(delays)) for edge, delays in found.items()}
+
+    def _edge(self, sent: Sample) -> Edge:
+        ranks, (stage, kind, _, _) = self.schedule.placement.ranks, sent.action
+        return ranks[stage], ranks[stage + KINDS[kind].stage_step]
+
+    def _messages(self, steps: Sequence[Step]) -> Iterator[tuple[Sample, Sample]]:
+        """The send of each message, and what used it."""
+        for step in steps:
+            sends = {s.action: s for rank in step for s in rank if s.action.kind in SENDS}
+            for action, user in _receptions(self.schedule, step):
+                if action in sends:
+                    yield sends[action], user
+
+
+def _sizes(steps: Sequence[Step]) -> dict[int, int]:
+    """The bytes of each stage's input, as far as it was sent."""
+    found = {}
+    for sample in chain.from_iterable(rank for step in steps for rank in step):
+        stage, kind, _, _ = sample.action
+        if kind in SENDS:
+            found[max(stage, stage + KINDS[kind].stage_step)] = sample.size
+    return found
+
+
+def _what(sample: Sample) -> tuple[Kind, int]:
+    return sample.action.kind, sample.action.stage
+
+
+def _extent(step: Step) -> tuple[float, float]:
+    """When the first rank began to work, and when the last one was done."""
+    return (
+        min(sample.ready for rank in step for sample in rank),
+        max(sample.end for rank in step for sample in rank),
+    )
 
 
 def _receptions(schedule: Schedule, step: Step) -> Iterator[tuple[Action, Sample]]:
@@ -154,7 +189,7 @@ def _table(
     schedule: Schedule,
     busy: Busy,
     sizes: Mapping[int, int],
-    delays: Mapping[Edge, Sequence[float]],
+    links: Mapping[Edge, float],
 ) -> TableCosts:
     stages = range(schedule.num_stages)
 
@@ -170,7 +205,6 @@ def _table(
     sends = [
         [t for kind in SENDS for t in busy.get((kind, stage), ())] or [0.0] for stage in stages
     ]
-    links = {edge: median(samples) for edge, samples in delays.items()}
     middle = median(links.values()) if links else 0.0
     ranks = schedule.placement.ranks
     edges = {edge for edge in pairwise(ranks) if edge[0] != edge[1]}
@@ -207,9 +241,10 @@ class Spent(NamedTuple):
 
 def spent(step: Step) -> tuple[Spent, ...]:
     """Where each rank's time went."""
-    begin = min(sample.start for rank in step for sample in rank)
-    end = max(sample.end for rank in step for sample in rank)
-    return tuple(_spent(rank, begin, end) for rank in step)
+    begin, end = _extent(step)
+    return tuple(
+        _spent([s._replace(start=max(s.start, begin)) for s in rank], begin, end) for rank in step
+    )
 
 
 def _spent(rank: Sequence[Sample], begin: float, end: float) -> Spent:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -75,22 +74,17 @@ def report(profile: Profile, costs: Costs | None = None, *, skip: int = 1) -> Re
         measured=median(times),
         predicted=predicted,
         error=median(abs(time - predicted) / time for time in times),
-        actions=_actions(Profile(profile.schedule, tuple(steps)), costs),
+        actions=_actions(profile, costs, skip),
         ranks=spent(steps[middle]),
     )
 
 
-def _actions(profile: Profile, costs: Costs) -> tuple[ActionTimes, ...]:
+def _actions(profile: Profile, costs: Costs, skip: int) -> tuple[ActionTimes, ...]:
     table = costs.table(profile.schedule.placement)
-    busy: dict[tuple[int, Kind], list[float]] = defaultdict(list)
-    for step in profile.steps:
-        for rank in step:
-            for sample in rank:
-                stage, kind, _, _ = sample.action
-                if KINDS[kind].group is Group.COMPUTE:
-                    busy[stage, kind].append(sample.end - sample.ready)
+    busy = profile.busy(skip=skip).items()
+    work = {(s, kind): times for (kind, s), times in busy if KINDS[kind].group is Group.COMPUTE}
     found = []
-    for (stage, kind), times in sorted(busy.items()):
+    for (stage, kind), times in sorted(work.items()):
         predicted = None if stage < 0 else getattr(table, kind.name)[stage]
         error = median(abs(t - predicted) / predicted for t in times) if predicted else None
         found.append(ActionTimes(stage, kind, len(times), predicted, median(times), error))
