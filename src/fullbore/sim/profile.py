@@ -118,12 +118,15 @@ class Profile:
         return Timeline(slots, tuple(transfers))
 
     def _taking(self, steps: Sequence[Step]) -> dict[tuple[Kind, int], float]:
-        """How long it takes to take in a message that is there: medians, by what uses it."""
-        delays, found = self._latencies(steps, {}), defaultdict(list)
+        """How long it takes to take in a message that is there: medians, by what uses it. What
+        always had to wait takes as long as the others do."""
+        delays = self._latencies(steps, {})
+        found: dict[tuple[Kind, int], list[float]] = defaultdict(list)
         for sent, user in self._messages(steps):
-            if sent.end + delays.get(self._edge(sent), 0.0) <= user.start:
-                found[_what(user)].append(user.ready - user.start)
-        return {what: median(samples) for what, samples in found.items()}
+            there = sent.end + delays.get(self._edge(sent), 0.0) <= user.start
+            found[_what(user)] += [user.ready - user.start] if there else []
+        middle = median([median(times) for times in found.values() if times] or [0.0])
+        return {what: median(times or [middle]) for what, times in found.items()}
 
     def _latencies(
         self, steps: Sequence[Step], taking: Mapping[tuple[Kind, int], float]
