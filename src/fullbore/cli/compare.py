@@ -12,6 +12,7 @@ from fullbore.cli.help import examples
 from fullbore.cli.limits import counts, memory_limit
 from fullbore.cli.output import echo_json, echo_table, json_option
 from fullbore.errors import ParameterError
+from fullbore.plan import Memory
 from fullbore.schedules import Family, build, families
 from fullbore.sim import Costs, Metrics, UniformCosts, measure, simulate
 
@@ -58,7 +59,7 @@ def compare(
     microbatches: int,
     stages_per_rank: str,
     costs: Costs | None,
-    memory: tuple[float, bool] | None,
+    memory: Memory | None,
     as_json: bool,
 ) -> None:
     """Compare all families: time, bubble, memory and messages, the fastest first.
@@ -89,7 +90,7 @@ def compare(
 
 
 def _entry(
-    family: Family, size: tuple[int, int, int], model: Costs, memory: tuple[float, bool] | None
+    family: Family, size: tuple[int, int, int], model: Costs, memory: Memory | None
 ) -> _Entry:
     ranks, microbatches, count = size
     schedule = build(
@@ -99,10 +100,7 @@ def _entry(
     entry = _Entry(family.name, count, metrics, fits=True)
     if memory is None:
         return entry
-    limit, relative = memory
-    if relative:
-        placement = schedule.placement
-        limit *= ranks * max(placement.sum_by_rank(model.table(placement).activation_bytes))
+    limit = memory.bytes(model, [schedule.placement])
     return replace(entry, fits=entry.peak <= limit * (1 + 1e-9))
 
 

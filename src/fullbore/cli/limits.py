@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import click
 
+from fullbore.errors import ParameterError
+from fullbore.plan.memory import Memory, parse_memory
+
 
 def memory_limit(
     ctx: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[float, bool] | None:
-    """A callback: the number, and whether it is a multiple of P microbatches' activations.
+) -> Memory | None:
+    """A callback; see ``parse_memory``.
 
     Raises:
         click.BadParameter: it is no such number.
     """
     if value is None:
         return None
-    number, relative = (value[:-1], True) if value.endswith("x") else (value, False)
     try:
-        limit = float(number)
-    except ValueError:
-        limit = -1.0
-    if not 0 < limit < float("inf"):
-        raise click.BadParameter(f"{value!r}; give bytes, or 0.75x of what 1F1B holds")
-    return limit, relative
+        return parse_memory(value)
+    except ParameterError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def counts(text: str) -> tuple[int, ...]:

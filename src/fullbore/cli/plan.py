@@ -15,10 +15,10 @@ from fullbore.cli.costs import costs_option
 from fullbore.cli.help import examples
 from fullbore.cli.limits import counts, memory_limit
 from fullbore.cli.output import echo_json, echo_table, json_option
-from fullbore.errors import FormatError, ParameterError
+from fullbore.errors import FormatError
 from fullbore.formats import FORMATS, save
 from fullbore.ir import Placement
-from fullbore.plan import EFFORT, Candidate, Plan, Progress, save_plan
+from fullbore.plan import EFFORT, Candidate, Memory, Plan, Progress, save_plan
 from fullbore.plan import plan as planned
 from fullbore.sim import Costs, UniformCosts
 from fullbore.view.files import ending_of, save_picture
@@ -101,7 +101,7 @@ def plan(
     *,
     costs: Costs | None,
     activations: tuple[float, float] | None,
-    memory: tuple[float, bool] | None,
+    memory: Memory | None,
     stages_per_rank: str,
     placement: str,
     output: str | None,
@@ -119,7 +119,8 @@ def plan(
     tried = counts(stages_per_rank)
     options |= {"num_ranks": options.pop("ranks")}
     options |= {"num_microbatches": options.pop("microbatches")}
-    limit = None if memory is None else _bytes(model, options["num_ranks"], tried, memory)
+    loops = [Placement.loop(options["num_ranks"], count) for count in tried]
+    limit = None if memory is None else memory.bytes(model, loops)
     with _progress() as show:
         found = planned(
             costs=model,
@@ -160,26 +161,6 @@ def _model(costs: Costs | None, activations: tuple[float, float] | None) -> Cost
         return model
     held, kept = (1.0, 1.0) if activations is None else activations
     return replace(model, activation_bytes=held, kept_bytes=kept)
-
-
-def _bytes(
-    model: Costs, num_ranks: int, tried: tuple[int, ...], memory: tuple[float, bool]
-) -> float:
-    """The limit in bytes. A relative one counts activations; what is static comes on top."""
-    limit, relative = memory
-    if not relative:
-        return limit
-    most = []
-    for count in tried:
-        placement = Placement.loop(num_ranks, count)
-        try:
-            table = model.table(placement)
-        except ParameterError:
-            continue
-        held = placement.sum_by_rank(table.activation_bytes)
-        static = placement.sum_by_rank(table.static_bytes)
-        most.append(limit * num_ranks * max(held) + max(static))
-    return max(most, default=limit)
 
 
 def _ending(output: str) -> str:

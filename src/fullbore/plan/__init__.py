@@ -4,6 +4,7 @@ from fullbore.plan.bounds import Bounds, bounds
 from fullbore.plan.candidate import Candidate
 from fullbore.plan.files import PlanFile, dump_plan, load_plan, save_plan
 from fullbore.plan.instance import Instance, make_instance
+from fullbore.plan.memory import Memory, parse_memory
 from fullbore.plan.partition import Layer, Partition, even, partition
 from fullbore.plan.search import EFFORT, Plan, Progress, plan
 
@@ -13,6 +14,7 @@ __all__ = [
     "Candidate",
     "Instance",
     "Layer",
+    "Memory",
     "Partition",
     "Plan",
     "PlanFile",
@@ -22,6 +24,7 @@ __all__ = [
     "even",
     "load_plan",
     "make_instance",
+    "parse_memory",
     "partition",
     "plan",
     "save_plan",
