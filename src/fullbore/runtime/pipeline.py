@@ -17,13 +17,7 @@ from fullbore.passes.unshard import Lookahead
 from fullbore.runtime.agreement import Agreement, compare_schedules
 from fullbore.runtime.collective import Gathering, with_returns
 from fullbore.runtime.compute import scaled
-from fullbore.runtime.custom import (
-    CUSTOMIZABLE,
-    CustomFunction,
-    LossFn,
-    Run,
-    check_custom_only,
-)
+from fullbore.runtime.custom import CUSTOMIZABLE, CustomFunction, LossFn, Run, check_custom_only
 from fullbore.runtime.evaluation import evaluating
 from fullbore.runtime.failure import describe, report
 from fullbore.runtime.flight import open_flight
@@ -67,6 +61,9 @@ class Pipeline:
         flight_record: a folder. When a step fails, each rank's last actions are written there.
         profile: note when each action of ``step`` runs; see ``profile()``.
 
+    Attributes:
+        failures: how many calls have failed here; a rank that has not heard of one has fewer.
+
     Raises:
         InvalidSchedule: the schedule is not valid.
         ParameterError: the stages are not those that the schedule places here, or another rank has
@@ -74,6 +71,7 @@ class Pipeline:
         ExecutionError: another rank failed to make its pipeline.
     """
 
+    failures = 0
     _epoch = 0
     _running = False
     _broken: str | None = None
@@ -383,6 +381,7 @@ class Pipeline:
 
     def _fail(self, error: BaseException) -> None:
         """Tell the other ranks, and find out whether the channels can be used again."""
+        self.failures += 1
         try:
             self._report(error)
         finally:

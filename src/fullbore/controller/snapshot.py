@@ -1,0 +1,79 @@
+"""All that training changes in one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fullbore.runtime.stage import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of a process's stages, by stage.
+
+    Attributes:
+        models: parameters and buffers.
+        gradients: of each parameter, by its name in the module.
+        training: the mode of each submodule, by name.
+        optimizers: their states.
+        generators: the states of the random number generators.
+    """
+
+    models: dict[int, dict[str, Any]]
+    gradients: dict[int, dict[str, Tensor | None]]
+    training: dict[int, dict[str, bool]]
+    optimizers: dict[int, dict[str, Any]]
+    generators: dict[str, Any]
+
+
+def take(stages: Mapping[int, Stage], optimizers: Mapping[int, Optimizer]) -> Snapshot:
+    """A copy of everything."""
+    modules = {index: stage.module for index, stage in stages.items()}
+    return Snapshot(
+        {i: deepcopy(module.state_dict()) for i, module in modules.items()},
+        {
+            i: {name: deepcopy(p.grad) for name, p in module.named_parameters()}
+            for i, module in modules.items()
+        },
+        {i: {n: part.training for n, part in m.named_modules()} for i, m in modules.items()},
+        {i: deepcopy(optimizer.state_dict()) for i, optimizer in optimizers.items()},
+        _generators(),
+    )
+
+
+def restore(
+    snapshot: Snapshot, stages: Mapping[int, Stage], optimizers: Mapping[int, Optimizer]
+) -> None:
+    """Bring it back."""
+    for index, stage in stages.items():
+        stage.module.load_state_dict(snapshot.models[index])
+        gradients = snapshot.gradients[index]
+        for name, parameter in stage.module.named_parameters():
+            parameter.grad = deepcopy(gradients[name])
+        for name, part in stage.module.named_modules():
+            part.training = snapshot.training[index][name]
+    for index, optimizer in optimizers.items():
+        optimizer.load_state_dict(deepcopy(snapshot.optimizers[index]))
+    _set_generators(snapshot.generators)
+
+
+def _generators() -> dict[str, Any]:
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_generators(states: Mapping[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])
