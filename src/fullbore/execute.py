@@ -126,22 +126,26 @@ class Interpreter:
         *,
         around: Callable[[Action], AbstractContextManager[object]] | None = None,
         progress: Progress | None = None,
+        only: int | None = None,
     ) -> None:
-        """Run all actions, each inside ``around(action)`` if given (a profiler's label, say).
-        The mark of the current one stands in ``progress[0]``.
+        """Run all actions, or the one at the place ``only``, each inside ``around(action)`` if
+        given (a profiler's label, say). The mark of the current one stands in ``progress[0]``.
 
         Raises:
             ExecutionError: with rank, stage and action filled in where they were not known.
             BaseException: what the user's module raised, with a note that says where.
         """
         progress = [0] if progress is None else progress
+        actions, calls = self.actions, self._marked_calls
+        if only is not None:
+            actions, calls = actions[only : only + 1], calls[only : only + 1]
         try:
             if around is None:
-                for mark, call in self._marked_calls:
+                for mark, call in calls:
                     progress[0] = mark
                     call()
                 return
-            for (_, action), (mark, call) in zip(self.actions, self._marked_calls, strict=True):
+            for (_, action), (mark, call) in zip(actions, calls, strict=True):
                 progress[0] = mark
                 with around(action):
                     call()

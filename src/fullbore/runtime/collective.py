@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fullbore.runtime.output import StepOutput
 from fullbore.runtime.transport.base import GATHER_STAGE, Edge, Transport, make_tag
 from fullbore.runtime.tree import Tree
 
@@ -68,6 +69,12 @@ class Gathering:
             self._transport.send((rank, child), down, found)
         self._transport.flush()
         return [found[rank] for rank in sorted(found)]
+
+    def share_loss(self, out: StepOutput, epoch: int) -> StepOutput:
+        """``out`` with the losses and weights of the process that has them. All ranks call it."""
+        told = self.run((out.losses, out.weights), epoch)
+        losses, weights = next((pair for pair in told if pair[0] is not None), told[0])
+        return StepOutput(losses, out.outputs, weights)
 
     def clock_offset(self, clock: Callable[[], float], epoch: int) -> float:
         """What to add to this process's clock to get rank 0's, within half of the quickest of some

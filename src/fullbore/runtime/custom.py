@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fullbore.errors import ParameterError
-from fullbore.ir import Action, Kind, Schedule
+from fullbore.ir import KINDS, Action, Kind, Schedule
 from fullbore.runtime.microbatch import Batch
+from fullbore.runtime.output import StepOutput
 from fullbore.runtime.stage import Stage
 from fullbore.runtime.tree import Tree
 from fullbore.runtime.unit import MISSING, Gradients, Record, Unit
@@ -37,7 +40,8 @@ class Run:
         keep_outputs: whether the last stage's outputs are kept.
         loss_fn: called as ``loss_fn(output, target, **loss_kwargs)`` after the last stage's
             forward; None if no loss is wanted.
-        weights: what each microbatch's loss counts for; None in evaluation.
+        shares: what each microbatch's loss counts for.
+        weights: what multiplies each microbatch's gradients; None in evaluation.
         seed: of what seeded modules draw; None if none was given.
         losses, outputs: by microbatch, on the rank of the last stage.
         has_graph: whether any of these losses requires grad.
@@ -48,11 +52,19 @@ class Run:
     loss_kwargs: Mapping[str, Any]
     keep_outputs: bool
     loss_fn: LossFn | None
+    shares: tuple[float, ...]
     weights: Sequence[float] | None = None
     seed: int | None = None
     losses: dict[int, Tensor] = field(default_factory=dict)
     outputs: dict[int, Tree] = field(default_factory=dict)
     has_graph: bool = False
+
+    def output(self) -> StepOutput:
+        """What has come out, in the order of the microbatches."""
+        count = range(len(self.shares))
+        losses = tuple(self.losses[m] for m in count) if self.losses else None
+        outputs = tuple(self.outputs[m] for m in count) if self.outputs else None
+        return StepOutput(losses, outputs, self.shares)
 
 
 class ActionContext:
@@ -231,7 +243,53 @@ class ActionContext:
 CustomFunction = Callable[[Action, ActionContext], None]
 
 
-def check_custom_only(
+def register(
+    functions: dict[Kind, CustomFunction], kind: Kind | str, function: CustomFunction
+) -> None:
+    """Add to ``functions``; see ``Pipeline.register_custom_function``.
+
+    Raises:
+        ParameterError: no function can compute the kind, or this is none.
+    """
+    chosen = Kind.__members__.get(kind) if isinstance(kind, str) else kind
+    if chosen not in CUSTOMIZABLE:
+        raise ParameterError(
+            f"no custom function can compute {kind!s}: it must be one of "
+            f"{', '.join(k.name for k in CUSTOMIZABLE)}"
+            + ("; messages are the executor's" if chosen in KINDS else "")
+        )
+    if not callable(function):
+        raise ParameterError(f"the custom function for {chosen.name} cannot be called")
+    if chosen in functions:
+        warnings.warn(
+            f"the custom function for {chosen.name} is replaced", UserWarning, stacklevel=3
+        )
+    functions[chosen] = function
+
+
+def check_trainable(
+    schedule: Schedule,
+    ranks: Iterable[int],
+    functions: Mapping[Kind, CustomFunction],
+    *,
+    requires_autograd: bool,
+) -> None:
+    """Make sure that a step can compute gradients.
+
+    Raises:
+        ParameterError: it cannot.
+    """
+    if schedule.forward_only:
+        raise ParameterError("this schedule runs no backward; call eval()")
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        if requires_autograd or torch.is_inference_mode_enabled():
+            raise ParameterError(
+                "step() computes gradients, which are switched off here; use eval()"
+            )
+        _check_custom_only(schedule, ranks, functions)
+
+
+def _check_custom_only(
     schedule: Schedule, ranks: Iterable[int], functions: Mapping[Kind, CustomFunction]
 ) -> None:
     """Make sure that custom functions compute all forwards and backwards of ``ranks``.

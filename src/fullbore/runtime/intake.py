@@ -6,13 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
+from typing import Any, NamedTuple
 
 from fullbore.errors import ParameterError
+from fullbore.runtime.compute import scaled
+from fullbore.runtime.custom import LossFn, Run
 from fullbore.runtime.microbatch import Batch, Specs, presplit_batch, split_batch
 from fullbore.runtime.tree import Tree, tensors
 
 Presplit = tuple[Sequence[Tree] | None, Sequence[Mapping[str, Tree]] | None, Sequence[Tree] | None]
 """Positional arguments, keyword arguments and targets by microbatch, if the caller has cut them."""
+
+
+class Given(NamedTuple):
+    """What a step is given; see ``Pipeline.step`` for what each one means."""
+
+    args: tuple[Tree, ...] = ()
+    kwargs: dict[str, Tree] = {}  # noqa: RUF012 - nobody changes it
+    target: Tree = None
+    presplit: Presplit = (None, None, None)
+    loss_weights: Sequence[float] | None = None
+    loss_scale: float = 1.0
+    loss_kwargs: Mapping[str, Any] | None = None
+    return_outputs: bool = False
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +49,28 @@ class Intake:
     scale_grads: bool
     has_first: bool
     is_alone: bool
+
+    def take(self, given: Given, epoch: int, loss_fn: LossFn, *, has_last: bool) -> Run:
+        """What a step runs on.
+
+        Raises:
+            ParameterError: the batch cannot be cut or weighed, or lacks something.
+        """
+        batch = self.cut(given.args, given.kwargs, given.target, given.presplit)
+        if has_last and batch.targets is None:
+            raise ParameterError("step() needs a target on the rank of the last stage")
+        self.check_kwargs(batch)
+        shares = self.weigh(batch, given.loss_weights, is_used=has_last)
+        return Run(
+            batch,
+            epoch,
+            given.loss_kwargs or {},
+            given.return_outputs,
+            loss_fn,
+            shares,
+            scaled(shares, given.loss_scale),
+            given.seed,
+        )
 
     def cut(
         self, args: tuple[Tree, ...], kwargs: dict[str, Tree], target: Tree, presplit: Presplit

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from fullbore.errors import ExecutionError, ParameterError, TransportError
-from fullbore.ir import KINDS, Kind, Schedule
+from fullbore.ir import Kind, Schedule
 from fullbore.passes import ForwardOnly
 from fullbore.passes.unshard import Lookahead
 from fullbore.runtime.agreement import Agreement, compare_schedules
 from fullbore.runtime.collective import Gathering, with_returns
-from fullbore.runtime.compute import scaled
-from fullbore.runtime.custom import CUSTOMIZABLE, CustomFunction, LossFn, Run, check_custom_only
+from fullbore.runtime.custom import CustomFunction, LossFn, Run, check_trainable, register
 from fullbore.runtime.evaluation import evaluating
 from fullbore.runtime.failure import describe, report
 from fullbore.runtime.flight import open_flight
-from fullbore.runtime.intake import Intake
+from fullbore.runtime.intake import Given, Intake
 from fullbore.runtime.microbatch import Spec, Specs
 from fullbore.runtime.output import StepOutput
 from fullbore.runtime.placing import check_tools, place
@@ -34,8 +32,11 @@ from fullbore.runtime.tied import TiedParameters
 from fullbore.runtime.transport.base import Transport
 from fullbore.runtime.transport.position import RUN
 from fullbore.runtime.tree import Tree
+from fullbore.runtime.walk import Walk, WatchedWorker
 from fullbore.runtime.worker import StageWorker
 from fullbore.sim import Profile
+
+W = TypeVar("W", bound=StageWorker)
 
 
 class Pipeline:
@@ -185,17 +186,23 @@ class Pipeline:
             ExecutionError: another rank failed, or a message went wrong. An exception of the user's
                 own module keeps its type and gains a note.
         """
-        with self._attempt(training=True) as epoch:
-            loss_fn = self._check_trainable()
-            batch = self._intake.cut(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
-            if self.has_last and batch.targets is None:
-                raise ParameterError("step() needs a target on the rank of the last stage")
-            self._intake.check_kwargs(batch)
-            weights = self._intake.weigh(batch, loss_weights, is_used=self.has_last)
-            factors = scaled(weights, loss_scale)
-            run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn, factors, seed)
-            with self.tied.summed(epoch, self._transport):
-                return self._execute(run, weights=weights, share_loss=share_loss)
+        mbs = (arg_mbs, kwarg_mbs, target_mbs)
+        given = Given(
+            args, kwargs, target, mbs, loss_weights, loss_scale, loss_kwargs, return_outputs, seed
+        )
+        with self._training(given) as run:
+            return self._execute(run, share_loss=share_loss)
+
+    def walk(self, given: Given) -> Walk:
+        """A step whose actions the caller runs one by one. All ranks begin it, and nothing else can
+        be asked of the pipeline before they finish or abandon it. Errors are those of ``step``."""
+        with ExitStack() as stack:
+            run = stack.enter_context(self._training(given))
+            worker = self._make_worker(WatchedWorker, self.schedule)
+            program = Program(self.schedule, self._transport, worker)
+            stack.enter_context(self._steered(training=True))
+            stack.enter_context(program.running(run))
+            return Walk(program, worker, run, ends=stack.pop_all(), flight=self._flight)
 
     def eval(
         self,
@@ -219,9 +226,9 @@ class Pipeline:
         with self._attempt(training=False) as epoch, evaluating(modules), torch.no_grad():
             batch = self._intake.cut(args, kwargs, target, (arg_mbs, kwarg_mbs, target_mbs))
             loss_fn = self._loss_fn if self.has_last and batch.targets is not None else None
-            weights = self._intake.weigh(batch, None, is_used=loss_fn is not None)
-            run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn)
-            return self._execute(run, weights=weights, share_loss=share_loss)
+            shares = self._intake.weigh(batch, None, is_used=loss_fn is not None)
+            run = Run(batch, epoch, loss_kwargs or {}, return_outputs, loss_fn, shares)
+            return self._execute(run, share_loss=share_loss)
 
     def register_custom_function(self, kind: Kind | str, function: CustomFunction) -> None:
         """Let ``function(action, context)`` compute all actions of one kind, in training and in
@@ -238,22 +245,9 @@ class Pipeline:
         Raises:
             ParameterError: the kind is none of these, or a step is under way.
         """
-        chosen = Kind.__members__.get(kind) if isinstance(kind, str) else kind
-        if chosen not in CUSTOMIZABLE:
-            raise ParameterError(
-                f"no custom function can compute {kind!s}: it must be one of "
-                f"{', '.join(k.name for k in CUSTOMIZABLE)}"
-                + ("; messages are the executor's" if chosen in KINDS else "")
-            )
-        if not callable(function):
-            raise ParameterError(f"the custom function for {chosen.name} cannot be called")
         if self._running:
             raise ParameterError("custom functions cannot be registered while a step runs")
-        if chosen in self._custom:
-            warnings.warn(
-                f"the custom function for {chosen.name} is replaced", UserWarning, stacklevel=2
-            )
-        self._custom[chosen] = function
+        register(self._custom, kind, function)
 
     def all_gather(self, value: Tree) -> list[Tree]:
         """What each process of the pipeline gives, in the order of their ranks, on all of them.
@@ -341,43 +335,46 @@ class Pipeline:
         finally:
             self._running = False
 
-    def _check_trainable(self) -> LossFn:
-        if self.schedule.forward_only:
-            raise ParameterError("this schedule runs no backward; call eval()")
-        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-            if self._requires_autograd or torch.is_inference_mode_enabled():
-                raise ParameterError(
-                    "step() computes gradients, which are switched off here; use eval()"
-                )
-            check_custom_only(self.schedule, self._transport.ranks, self._custom)
-        if self._loss_fn is None:
-            raise ParameterError("step() needs the loss_fn that Pipeline was not given")
-        return self._loss_fn
+    @contextmanager
+    def _training(self, given: Given) -> Iterator[Run]:
+        """All of a step but its actions."""
+        with self._attempt(training=True) as epoch:
+            check_trainable(
+                self.schedule, self.ranks, self._custom, requires_autograd=self._requires_autograd
+            )
+            if self._loss_fn is None:
+                raise ParameterError("step() needs the loss_fn that Pipeline was not given")
+            run = self._intake.take(given, epoch, self._loss_fn, has_last=self.has_last)
+            with self.tied.summed(epoch, self._transport):
+                yield run
 
-    def _execute(self, run: Run, *, weights: tuple[float, ...], share_loss: bool) -> StepOutput:
+    @contextmanager
+    def _steered(self, *, training: bool) -> Iterator[None]:
+        self._agreement.reach(training=training)
+        with self._shardings.steered(training=training, tied=bool(str(self.tied))):
+            yield
+
+    def _execute(self, run: Run, *, share_loss: bool) -> StepOutput:
         training = run.weights is not None
         if training not in self._programs:
             schedule = self.schedule if training else ForwardOnly()(self.schedule)
-            records = training and self._profiles
-            worker = (RecordingWorker if records else StageWorker)(
-                schedule,
-                self._stages,
-                transport=self._transport,
-                shardings=self._shardings,
-                custom=self._custom,
-                owner=self,
-            )
+            kind = RecordingWorker if training and self._profiles else StageWorker
+            worker = self._make_worker(kind, schedule)
             self._programs[training] = Program(schedule, self._transport, worker)
-        self._agreement.reach(training=training)
-        with self._shardings.steered(training=training, tied=bool(str(self.tied))):
+        with self._steered(training=training):
             self._programs[training].execute(run, self._flight)
-        count = range(self.schedule.num_microbatches)
-        losses = tuple(run.losses[m] for m in count) if run.losses else None
-        outputs = tuple(run.outputs[m] for m in count) if run.outputs else None
-        if share_loss:
-            told = self._gathering.run((losses, weights), run.epoch)
-            losses, weights = next((pair for pair in told if pair[0] is not None), told[0])
-        return StepOutput(losses, outputs, weights)
+        out = run.output()
+        return self._gathering.share_loss(out, run.epoch) if share_loss else out
+
+    def _make_worker(self, kind: type[W], schedule: Schedule) -> W:
+        return kind(
+            schedule,
+            self._stages,
+            transport=self._transport,
+            shardings=self._shardings,
+            custom=self._custom,
+            owner=self,
+        )
 
     def _fail(self, error: BaseException) -> None:
         """Tell the other ranks, and find out whether the channels can be used again."""

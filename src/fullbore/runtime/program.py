@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch.autograd.profiler import record_function
@@ -14,7 +14,7 @@ from fullbore.runtime.custom import Run
 from fullbore.runtime.flight import FlightRecorder
 from fullbore.runtime.stall import make_marks
 from fullbore.runtime.transport.base import Edge, Transport
-from fullbore.runtime.transport.position import NOWHERE, STEP
+from fullbore.runtime.transport.position import NOWHERE, STEP, Progress
 from fullbore.runtime.worker import StageWorker
 
 
@@ -26,20 +26,29 @@ class Program:
         transport: says which ranks this process plays; several are interleaved in an order that
             respects the dependencies.
         worker: does the work.
+
+    Attributes:
+        steps: the rank and step of each action, in the order in which all of them run.
     """
 
     def __init__(self, schedule: Schedule, transport: Transport, worker: StageWorker) -> None:
         ranks = transport.ranks
-        steps: Sequence[tuple[int, int]]
         if len(ranks) == 1:
             (rank,) = ranks
-            steps = [(rank, step) for step in range(len(schedule.programs[rank]))]
+            steps: Sequence[tuple[int, int]] = [
+                (rank, step) for step in range(len(schedule.programs[rank]))
+            ]
         else:
             steps = executable_order(schedule).steps
         actions = [(rank, schedule.programs[rank][step]) for rank, step in steps]
         marks = make_marks(schedule, steps)
         self._interpreter, self.worker = Interpreter(actions, worker, marks=marks), worker
-        self._transport = transport
+        self._transport, self.steps = transport, steps
+
+    @property
+    def progress(self) -> Progress:
+        """Where it is noted how far this process is."""
+        return self._transport.progress
 
     def execute(self, run: Run, flight: FlightRecorder | None = None) -> None:
         """Run all actions; what comes out is in ``run``, and when each one ran in ``flight``.
@@ -47,17 +56,28 @@ class Program:
         Raises:
             ExecutionError, or what the user's module raised: see ``Interpreter.run``.
         """
-        progress = self._transport.progress
+        with self.running(run):
+            self.run(run, flight)
+
+    @contextmanager
+    def running(self, run: Run) -> Iterator[None]:
+        """Inside, the actions of ``run`` can be run; all of them, by the end."""
         self.worker.begin(run)
         try:
-            label = _label if torch._C._autograd._profiler_enabled() else None
-            around = label if flight is None else flight.around(run.epoch, label)
-            self._interpreter.run(around=around, progress=progress)
+            yield
             self.worker.finish()
             self._transport.flush()
-            progress[STEP] = NOWHERE
+            self._transport.progress[STEP] = NOWHERE
         finally:
             self.worker.clear()
+
+    def run(
+        self, run: Run, flight: FlightRecorder | None = None, *, only: int | None = None
+    ) -> None:
+        """Run all actions, or the one at a place of ``steps``; see ``execute``."""
+        label = _label if torch._C._autograd._profiler_enabled() else None
+        around = label if flight is None else flight.around(run.epoch, label)
+        self._interpreter.run(around=around, progress=self._transport.progress, only=only)
 
 
 def edges(schedule: Schedule) -> tuple[Edge, ...]:
