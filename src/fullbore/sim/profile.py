@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from fullbore.errors import ParameterError
@@ -68,7 +68,9 @@ class Profile:
         return tuple(end - begin for begin, end in map(_extent, self.steps))
 
     def costs(self, *, skip: int = 1) -> TableCosts:
-        """The costs of each stage that the steps show: medians, in seconds.
+        """The costs of each stage that the steps show, in seconds: medians over the steps of a
+        step's mean over its microbatches. A disturbed step counts for nothing, and what differs
+        from one microbatch to the next, such as a first one that finds cold caches, for its share.
 
         A cost is the time that the rank was busy with an action: taking in a message that is there
         counts, waiting for one does not. ``send`` is that of handing a message over. The latency of
@@ -82,7 +84,11 @@ class Profile:
         steps = self.steps[skip:] or self.steps
         taking = self._taking(steps)
         links = self._latencies(steps, taking)
-        return _table(self.schedule, self.busy(skip=skip), _sizes(steps), links)
+        means: dict[tuple[Kind, int], list[float]] = defaultdict(list)
+        for step in steps:
+            for what, times in _busy(step, taking).items():
+                means[what].append(fmean(times))
+        return _table(self.schedule, means, _sizes(steps), links)
 
     def busy(self, *, skip: int = 1) -> dict[tuple[Kind, int], list[float]]:
         """How long ranks were busy with each kind of action of each stage, as ``costs`` counts it.
@@ -92,11 +98,11 @@ class Profile:
             skip: how many steps at the beginning to leave out, if there are more.
         """
         steps = self.steps[skip:] or self.steps
-        taking, found = self._taking(steps), defaultdict(list)
+        taking = self._taking(steps)
+        found: dict[tuple[Kind, int], list[float]] = defaultdict(list)
         for step in steps:
-            for sample in chain.from_iterable(step):
-                what = _what(sample)
-                found[what].append(sample.end - sample.ready + taking.get(what, 0.0))
+            for what, times in _busy(step, taking).items():
+                found[what] += times
         return dict(found)
 
     def timeline(self, step: int = -1) -> Timeline:
@@ -158,6 +164,17 @@ def _sizes(steps: Sequence[Step]) -> dict[int, int]:
         stage, kind, _, _ = sample.action
         if kind in SENDS:
             found[max(stage, stage + KINDS[kind].stage_step)] = sample.size
+    return found
+
+
+def _busy(
+    step: Step, taking: Mapping[tuple[Kind, int], float]
+) -> dict[tuple[Kind, int], list[float]]:
+    """How long a step's actions kept their ranks busy, by kind and stage."""
+    found = defaultdict(list)
+    for sample in chain.from_iterable(step):
+        what = _what(sample)
+        found[what].append(sample.end - sample.ready + taking.get(what, 0.0))
     return found
 
 
