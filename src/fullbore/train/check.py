@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fullbore.ir import Schedule
 from fullbore.train.checkpoint import pack, unpack
 from fullbore.train.compare import Difference, compare
 from fullbore.train.link import Link
@@ -43,6 +44,7 @@ class Check:
     ) -> None:
         schedule = settings.schedule
         self._link, self._in_order = link, accumulates_in_order(schedule)
+        self._shares_weights = not all(self._in_order)
         self._stages = {
             name: stage for stage, part in parts.items() for name, _ in part.named_parameters()
         }
@@ -52,6 +54,12 @@ class Check:
     def optimizer(self) -> Optimizer:
         """The reference's."""
         return self._reference.optimizer
+
+    def follow(self, schedule: Schedule) -> None:
+        """From now on the stages run ``schedule``. Once rounding has parted the two, the reference
+        needs the pipeline's weights ever after."""
+        self._in_order = accumulates_in_order(schedule)
+        self._shares_weights |= not all(self._in_order)
 
     def compare(
         self, inputs: Tensor, target: Tensor, optimizer: Optimizer, losses: Sequence[Tensor] | None
@@ -74,7 +82,7 @@ class Check:
     def update(self, optimizer: Optimizer, step: int) -> None:
         """Take the reference to the next step."""
         self.optimizer.step(step)
-        if all(self._in_order):
+        if not self._shares_weights:
             return
         for shared in self._link.ask(Weights(pack(optimizer.weights()))):
             self.optimizer.load_weights(unpack(shared))

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fullbore.errors import ParameterError
+from fullbore.plan import Memory, parse_memory
 from fullbore.train.membership import Membership
-from fullbore.train.settings import ModelSize, Recipe, Settings
+from fullbore.train.settings import ModelSize, Planning, Recipe, Settings
 from fullbore.train.source import (
     DEFAULT_MICROBATCHES,
     DEFAULT_RANKS,
@@ -25,15 +27,33 @@ if TYPE_CHECKING:
 SIZE, RECIPE = ModelSize(), Recipe()
 COUNT = click.IntRange(min=1)
 FILE = click.Path(path_type=Path)
+PLANNING = Planning()
 
 EXAMPLES = """\b
 Examples:
   fullbore train --schedule zbv --ranks 2 --check
   fullbore train --schedule mine.csv --text my_notes/ --steps 1000
   fullbore train --schedule 1f1b --ranks 4 --save run.pt --save-every 100
+  fullbore train --schedule zbv --split 1,3,1,3 --plan --memory 1x
   fullbore train --resume run.pt --save run.pt --schedule zbv --ranks 2 --steps 2000
   torchrun --nproc-per-node 2 --no-python fullbore train --schedule 1f1b
 """
+
+
+def _counts(
+    ctx: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    try:
+        return None if value is None else tuple(map(int, value.split(",")))
+    except ValueError:
+        raise click.BadParameter(f"{value!r}; give numbers of layers such as 1,3,3,1") from None
+
+
+def _memory(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Memory | None:
+    try:
+        return None if value is None else parse_memory(value)
+    except ParameterError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command(epilog=EXAMPLES)
@@ -108,6 +128,37 @@ Examples:
     type=FILE,
     help="Write the latest steps' profile to this folder: costs, a trace, a report.",
 )
+@click.option(
+    "--split",
+    callback=_counts,
+    metavar="N,N,...",
+    help="Layers of each stage.  [default: as even as can be]",
+)
+@click.option(
+    "--plan",
+    is_flag=True,
+    help="Measure some steps, plan the best order for these stages, and go on with it.",
+)
+@click.option(
+    "--plan-after",
+    metavar="N",
+    type=COUNT,
+    help=f"Steps to measure first; twice, where a schedule leaves costs open.  "
+    f"[default: {PLANNING.after}]",
+)
+@click.option(
+    "--plan-deadline",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help=f"Time to plan for.  [default: {PLANNING.deadline:g}]",
+)
+@click.option(
+    "--memory",
+    callback=_memory,
+    metavar="BYTES|0.75x",
+    help="What a rank may hold under the plan: bytes in all, or a multiple of P microbatches' "
+    "activations beside parameters and optimizer.",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
     "--transport",
@@ -169,10 +220,27 @@ def _settings(options: dict[str, Any], *, saved: Recipe | None) -> Settings:
         stages_per_rank=given.pop("stages_per_rank"),
         microbatches=given.pop("microbatches"),
     )
+    if given["split"] is not None and given["layers"] is None and saved is None:
+        given["layers"] = sum(given["split"])
+    given["planning"] = _planning(given)
     names = {field.name for kind in (ModelSize, Recipe) for field in fields(kind)}
     recipe = find_recipe(saved, **{name: given.pop(name) for name in names & given.keys()})
     del given["resume"]
     return Settings(recipe, schedule, **given)
+
+
+def _planning(given: dict[str, Any]) -> Planning | None:
+    """Take what belongs to ``--plan`` out of the options."""
+    wanted = given.pop("plan")
+    options = {
+        "after": given.pop("plan_after"),
+        "deadline": given.pop("plan_deadline"),
+        "memory": given.pop("memory"),
+    }
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if not wanted and chosen:
+        raise click.UsageError("--plan-after, --plan-deadline and --memory need --plan")
+    return Planning(**chosen) if wanted else None
 
 
 def _report(progress: Progress, *, as_json: bool) -> None:

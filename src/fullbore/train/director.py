@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fullbore.errors import ParameterError
+from fullbore.ir import Schedule
 from fullbore.sim import report
 from fullbore.train.checkpoint import Checkpoint, pack, save_checkpoint, unpack
 from fullbore.train.data import Text
@@ -16,14 +17,17 @@ from fullbore.train.messages import (
     Outcome,
     Ready,
     Record,
+    Sounding,
     Start,
     State,
     Verdict,
     Weights,
 )
+from fullbore.train.planner import Planner, Replan
 from fullbore.train.progress import Progress
 from fullbore.train.screen import Screen
 from fullbore.train.settings import Settings
+from fullbore.train.summary import plan_lines
 
 
 class Director:
@@ -43,6 +47,9 @@ class Director:
         self._checkpoint = checkpoint
         self._digest = text.digest()
         self.progress = Progress(settings, 0 if checkpoint is None else checkpoint.step)
+        self._planner: Planner | None = None
+        if settings.planning is not None:
+            self._planner = Planner(settings, settings.planning, self.progress.step)
         self._stop: Outcome | None = None
 
     def stop(self, outcome: Outcome) -> None:
@@ -59,6 +66,8 @@ class Director:
                 return self._judge(messages)
             case State():
                 return self._save([unpack(message.data) for message in messages])
+            case Sounding():
+                return self._plan(messages)
             case Measured():
                 return self._measure(messages)
             case Weights():
@@ -91,13 +100,34 @@ class Director:
         save = settings.saves_after(progress.step)
         if settings.save is not None and progress.outcome is not None:
             save = True
-        return Verdict(save, progress.outcome)
+        plan = self._planner is not None and self._planner.due(progress.step)
+        return Verdict(save, progress.outcome, plan)
+
+    def _plan(self, messages: Sequence[Sounding]) -> Schedule | None:
+        assert self._planner is not None
+        progress = self.progress
+        (profile,) = (message.profile for message in messages if message.profile is not None)
+        found = self._planner.go_on(
+            profile,
+            {stage: held for message in messages for stage, held in message.footprints.items()},
+            step=progress.step,
+            stopped=lambda: self._stop is not None,
+        )
+        schedule = found.after if isinstance(found, Replan) else found
+        if isinstance(found, Replan):
+            progress.replan = found
+            for line in plan_lines(found):
+                self._screen.note(line)
+        running, progress.schedule = progress.schedule, schedule
+        return None if schedule == running else schedule
 
     def _measure(self, messages: Sequence[Measured]) -> None:
         (profile,) = (message.profile for message in messages if message.profile is not None)
         self.progress.report = report(profile)
         if self._settings.profile is not None:
-            written = write_profile(profile, self.progress.report, self._settings.profile)
+            written = write_profile(
+                profile, self.progress.report, self._settings.profile, self.progress.replan
+            )
             self._screen.note(f"wrote {', '.join(written)} to {self._settings.profile}")
 
     def _outcome(self) -> Outcome | None:

@@ -20,6 +20,7 @@ from fullbore.train.link import DirectLink, Switchboard
 from fullbore.train.membership import Membership
 from fullbore.train.messages import Outcome
 from fullbore.train.model import split_layers
+from fullbore.train.planner import check_steps
 from fullbore.train.progress import Progress
 from fullbore.train.rank import train_child, train_ranks
 from fullbore.train.screen import Screen
@@ -73,12 +74,14 @@ def run(
 def _check(
     settings: Settings, checkpoint: Checkpoint | None, membership: Membership | None
 ) -> None:
-    split_layers(settings.recipe.size, settings.schedule.num_stages)
+    split_layers(settings.recipe.size, settings.schedule.num_stages, settings.split)
     if checkpoint is not None and checkpoint.step >= settings.steps:
         raise ParameterError(
             f"--steps is {settings.steps}, and the checkpoint has {checkpoint.step} behind it; "
             "give the step at which the resumed run ends"
         )
+    if settings.planning is not None:
+        check_steps(settings, settings.planning, 0 if checkpoint is None else checkpoint.step)
     if settings.device == "cpu":
         return
     if not torch.cuda.is_available():

@@ -9,7 +9,8 @@ from enum import Enum
 from fullbore.ir import Schedule
 from fullbore.sim import Profile
 from fullbore.train.compare import Difference
-from fullbore.train.settings import Recipe
+from fullbore.train.footprint import Footprint
+from fullbore.train.settings import Planning, Recipe
 
 
 class Outcome(Enum):
@@ -44,6 +45,8 @@ class Ready:
     steps: int
     eval_every: int | None
     check: bool
+    split: tuple[int, ...] | None
+    planning: Planning | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +89,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What all do next: send their ``State`` if ``save``, then stop if there is an outcome."""
+    """What all do next: send their ``State`` if ``save``, then stop if there is an outcome, then
+    send their ``Sounding`` if ``plan``."""
 
     save: bool
     outcome: Outcome | None
+    plan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,20 @@ class Weights:
     """Packed weights of a process's stages. The reply is those of all processes."""
 
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sounding:
+    """What the planner needs to know. The reply is the schedule to go on with, or None for the
+    one that runs.
+
+    Attributes:
+        profile: of the latest steps, of all ranks, from the process of rank 0.
+        footprints: of the stages held here.
+    """
+
+    profile: Profile | None
+    footprints: dict[int, Footprint]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -128,12 +129,22 @@ def build_model(
     return model.to(device)
 
 
-def split_layers(size: ModelSize, num_stages: int) -> list[range]:
-    """The layers of each stage; their numbers differ by one at most.
+def split_layers(
+    size: ModelSize, num_stages: int, split: Sequence[int] | None = None
+) -> list[range]:
+    """The layers of each stage: as many as ``split`` says, else their numbers differ by one at
+    most.
 
     Raises:
-        ParameterError: there are fewer layers than stages.
+        ParameterError: there are fewer layers than stages, or ``split`` is for other numbers.
     """
+    if split is not None:
+        if len(split) != num_stages or sum(split) != size.layers or min(split) < 1:
+            raise ParameterError(
+                f"--split {','.join(map(str, split))}: give each of the {num_stages} stages "
+                f"some of the {size.layers} layers"
+            )
+        return [range(end - own, end) for own, end in zip(split, accumulate(split), strict=True)]
     if size.layers < num_stages:
         raise ParameterError(
             f"the schedule has {num_stages} stages, so the model needs at least {num_stages} "

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fullbore.sim import Report
 from fullbore.train.compare import Difference, worst
 from fullbore.train.messages import Outcome, Record
+from fullbore.train.planner import Replan
 from fullbore.train.settings import Settings
 
 
@@ -25,6 +26,8 @@ class Progress:
         saved_at: the step of the latest checkpoint.
         outcome: how the run ends, once that is known.
         report: the latest steps' times, measured and predicted, once the run has ended.
+        schedule: what runs now.
+        replan: what came of planning, once it has.
     """
 
     def __init__(self, settings: Settings, first_step: int) -> None:
@@ -38,6 +41,8 @@ class Progress:
         self.saved_at: int | None = None
         self.outcome: Outcome | None = None
         self.report: Report | None = None
+        self.schedule = settings.schedule
+        self.replan: Replan | None = None
 
     def add(self, records: Sequence[Record]) -> None:
         """Take in what all processes say of one step."""

@@ -9,13 +9,25 @@ from typing import Any
 
 import torch
 
+from fullbore.ir import Schedule
 from fullbore.runtime import Pipeline, Stage, Transport
+from fullbore.sim import Profile
 from fullbore.train.check import Check
 from fullbore.train.checkpoint import pack, unpack
 from fullbore.train.compare import Difference, worst
 from fullbore.train.data import Batch, Text
+from fullbore.train.footprint import footprint
 from fullbore.train.link import ChildLink, Link
-from fullbore.train.messages import Measured, Outcome, Ready, Record, Start, State, Verdict
+from fullbore.train.messages import (
+    Measured,
+    Outcome,
+    Ready,
+    Record,
+    Sounding,
+    Start,
+    State,
+    Verdict,
+)
 from fullbore.train.model import build_model, loss_fn, split_layers
 from fullbore.train.optimizer import Optimizer
 from fullbore.train.settings import Settings
@@ -44,6 +56,8 @@ def train_ranks(
         if verdict.outcome is not None:
             link.ask(trainer.measured())
             return verdict.outcome
+        if verdict.plan:
+            trainer.replan()
 
 
 class Trainer:
@@ -55,19 +69,25 @@ class Trainer:
         schedule, recipe = settings.schedule, settings.recipe
         self._settings, self._link = settings, link
         self._device = torch.device(settings.device)
-        told = Ready(recipe, schedule, settings.steps, settings.eval_every, settings.check)
+        told = Ready(
+            recipe,
+            schedule,
+            settings.steps,
+            settings.eval_every,
+            settings.check,
+            settings.split,
+            settings.planning,
+        )
         start: Start = link.ask(told)
         self._text, self._done = Text(start.text, start.num_train), start.step
-        layers = split_layers(recipe.size, schedule.num_stages)
+        layers = split_layers(recipe.size, schedule.num_stages, settings.split)
         parts = {
             stage: build_model(recipe.size, layers[stage], seed=recipe.seed, device=self._device)
             for stage, rank in enumerate(schedule.placement.ranks)
             if rank in ranks
         }
-        stages = [Stage(part, stage, schedule.num_stages) for stage, part in parts.items()]
-        self._pipeline = Pipeline(
-            stages, schedule, loss_fn=loss_fn, transport=transport, profile=True
-        )
+        self._parts, self._transport = parts, transport
+        self._pipeline = self._connect(schedule)
         self._optimizer = Optimizer(parts.values(), recipe)
         self._check = Check(parts, settings, link, device=self._device) if settings.check else None
         if start.state is not None:
@@ -106,8 +126,28 @@ class Trainer:
 
     def measured(self) -> Measured:
         """When the latest steps' actions ran."""
+        return Measured(self._profile())
+
+    def replan(self) -> None:
+        """Let the director plan, and go on with what it says: the same stages, in another order."""
+        size, schedule = self._settings.recipe.size, self._settings.schedule
+        rows = -(-self._settings.recipe.batch_size // schedule.num_microbatches)
+        held = {stage: footprint(part, size, rows=rows) for stage, part in self._parts.items()}
+        found: Schedule | None = self._link.ask(Sounding(self._profile(), held))
+        if found is None:
+            return
+        self._pipeline = self._connect(found)
+        if self._check is not None:
+            self._check.follow(found)
+
+    def _profile(self) -> Profile | None:
+        """That of all ranks, where rank 0 is."""
         profile = self._pipeline.profile()
-        return Measured(profile if self._pipeline.ranks[0] == 0 else None)
+        return profile if self._pipeline.ranks[0] == 0 else None
+
+    def _connect(self, schedule: Schedule) -> Pipeline:
+        stages = [Stage(part, stage, schedule.num_stages) for stage, part in self._parts.items()]
+        return Pipeline(stages, schedule, loss_fn=loss_fn, transport=self._transport, profile=True)
 
     def _restore(self, packed: bytes) -> None:
         state = unpack(packed)

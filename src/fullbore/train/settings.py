@@ -8,6 +8,7 @@ from typing import Literal
 
 from fullbore.errors import ParameterError
 from fullbore.ir import Schedule
+from fullbore.plan import Memory
 from fullbore.view.blocks import count
 
 VOCABULARY = 256
@@ -67,6 +68,22 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
+class Planning:
+    """What ``--plan`` is told.
+
+    Attributes:
+        after: how many steps to measure before planning. Where the schedule leaves open what a
+            full backward takes, or its two halves, as many again are measured with these.
+        memory: what a rank may hold in all; None: any amount.
+        deadline: seconds to plan for.
+    """
+
+    after: int = 8
+    memory: Memory | None = None
+    deadline: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """One run.
 
@@ -83,6 +100,8 @@ class Settings:
         save: where checkpoints go, if anywhere.
         save_every: steps between checkpoints; None for one at the end.
         profile: the folder that the latest steps' profile goes to, if anywhere.
+        split: how many layers each stage has; None: as many for each as can be.
+        planning: how to plan after some steps, and go on with the plan; None: not at all.
     """
 
     recipe: Recipe
@@ -97,9 +116,13 @@ class Settings:
     save: Path | None = None
     save_every: int | None = None
     profile: Path | None = None
+    split: tuple[int, ...] | None = None
+    planning: Planning | None = None
 
     def __post_init__(self) -> None:
         rows, parts = self.recipe.batch_size, self.schedule.num_microbatches
+        if self.planning is not None and self.schedule.num_ranks == 1:
+            raise ParameterError("--plan: with 1 rank there is nothing to plan; use --ranks 2")
         if self.schedule.forward_only:
             raise ParameterError("--schedule: this one runs no backward, so it cannot train")
         if rows < parts:

@@ -6,6 +6,7 @@ import math
 
 from fullbore.sim import unit_timeline
 from fullbore.train.messages import Outcome
+from fullbore.train.planner import Replan
 from fullbore.train.progress import Progress
 from fullbore.view.blocks import count
 from fullbore.view.report import summarize
@@ -13,7 +14,7 @@ from fullbore.view.report import summarize
 
 def facts(progress: Progress) -> dict[str, object]:
     """Everything, by name, as JSON can hold it. Losses are in nats a byte."""
-    schedule = progress.settings.schedule
+    schedule = progress.schedule
     saved = progress.saved_at is not None
     return {
         "outcome": None if progress.outcome is None else progress.outcome.value,
@@ -32,6 +33,7 @@ def facts(progress: Progress) -> dict[str, object]:
         "checkpoint_step": progress.saved_at,
         "check": _check_facts(progress),
         "step_seconds": _times(progress),
+        "plan": None if progress.replan is None else _plan_facts(progress, progress.replan),
     }
 
 
@@ -39,7 +41,13 @@ def lines(progress: Progress) -> list[str]:
     """The same in words; the loss comes last. Nothing of nothing."""
     if not progress.steps_done:
         return []
-    parts = (_work(progress), _measured(progress), _check(progress), _loss(progress))
+    parts = (
+        _work(progress),
+        _measured(progress),
+        _gain(progress),
+        _check(progress),
+        _loss(progress),
+    )
     return [line for line in parts if line]
 
 
@@ -63,8 +71,66 @@ def complaint(progress: Progress) -> str | None:
     return f"{interrupted}; --save would have kept it"
 
 
+def plan_lines(found: Replan) -> list[str]:
+    """What was planned, and what is expected of it."""
+    before, best = found.before.name, found.plan.best
+    room = "" if found.fits else ", which does not fit the memory"
+    expected = f"{before}{room}: predicted {_ms(found.predicted_before)}"
+    if found.family is not None and found.predicted_family is not None:
+        expected += f"; best family that fits, {found.family}: {_ms(found.predicted_family)}"
+    seconds = found.plan.seconds + found.plan.compile_seconds
+    if found.after is found.before:
+        return [f"planned after step {found.step} in {seconds:.1f} s: {before} stays; {expected}"]
+    return [
+        f"planned after step {found.step} in {seconds:.1f} s: predicted {_ms(found.predicted)} a "
+        f"step, at most {best.gap:.1%} above the least possible; a rank holds "
+        f"{max(best.peak) / 1e6:,.1f} MB",
+        expected,
+    ]
+
+
+def _gain(progress: Progress) -> str | None:
+    """Before and after planning."""
+    found, now = progress.replan, progress.report
+    if found is None or now is None or found.after is found.before:
+        return None
+    predicted = 1 - found.predicted / found.predicted_before
+    text = f"plan: {predicted:.1%} less than {found.before.name} predicted"
+    if progress.settings.transport == "local":
+        return f"{text}; ranks in one process take turns, so that no gain can be measured"
+    return (
+        f"{text}, {1 - now.measured / found.measured:.1%} measured: {_ms(found.measured)} before "
+        f"({_ms(found.predicted_before)} predicted), {_ms(now.measured)} after "
+        f"({_ms(found.predicted)} predicted)"
+    )
+
+
+def _plan_facts(progress: Progress, found: Replan) -> dict[str, object]:
+    now, best = progress.report, found.plan.best
+    return {
+        "step": found.step,
+        "before": found.before.name,
+        "before_fits": found.fits,
+        "after": found.after.name,
+        "memory": found.plan.memory,
+        "peak_memory": list(best.peak),
+        "predicted_before": found.predicted_before,
+        "predicted_after": found.predicted,
+        "measured_before": found.measured,
+        "measured_after": None if now is None else now.measured,
+        "best_family": found.family,
+        "predicted_best_family": found.predicted_family,
+        "bound": best.bound,
+        "planning_seconds": found.plan.seconds,
+    }
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
 def _work(progress: Progress) -> str:
-    schedule = progress.settings.schedule
+    schedule = progress.schedule
     shape = ", ".join(
         (
             count(schedule.num_ranks, "rank"),
