@@ -8,14 +8,16 @@ object or Monarch's ``OpaqueRef`` of it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from fullbore.controller.opaque import unwrap
 from fullbore.controller.stages import Factory
 from fullbore.errors import ExecutionError, ParameterError
 from fullbore.runtime.backward import full_backward
@@ -23,25 +25,6 @@ from fullbore.runtime.compute import checked_loss
 
 INPUT = "input_tensor"
 """The name that Monarch calls a stage's input by."""
-
-
-def unwrap(given: Any) -> Any:
-    """What an ``OpaqueRef`` of Monarch stands for; anything else as it is.
-
-    Raises:
-        ParameterError: it lives in another process.
-    """
-    kind = type(given)
-    if kind.__name__ != "OpaqueRef" or not kind.__module__.startswith("monarch."):
-        return given
-    try:
-        return given.value
-    except (RuntimeError, KeyError) as error:
-        raise ParameterError(
-            "an OpaqueRef belongs to a worker of Monarch's tensor engine, and cannot be looked "
-            'into here: give the object, or fullbore.controller.Factory("package.Class", ...), '
-            "which builds it where it is used"
-        ) from error
 
 
 def asks_for_input_tensor(module: nn.Module) -> bool:
@@ -53,6 +36,34 @@ def asks_for_input_tensor(module: nn.Module) -> bool:
     wanted = parameters.get(INPUT)
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return wanted is not None and wanted.kind in named
+
+
+def pass_by_name(module: nn.Module) -> RemovableHandle | None:
+    """From now on, the module's first positional argument is passed as ``input_tensor``, if its
+    forward asks for that. None if it does not."""
+    if not asks_for_input_tensor(module):
+        return None
+    return module.register_forward_pre_hook(_by_name, with_kwargs=True)
+
+
+def _by_name(
+    _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if not args or INPUT in kwargs:
+        return args, kwargs
+    return args[1:], {**kwargs, INPUT: args[0]}
+
+
+class MeanLoss:
+    """A loss function whose result is averaged if it is more than one number, as Monarch does."""
+
+    def __init__(self, loss_fn: Callable[..., Any]) -> None:
+        self._loss_fn = loss_fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The loss, or what is none as it is."""
+        loss = self._loss_fn(*args, **kwargs)
+        return loss.mean() if isinstance(loss, Tensor) and loss.numel() != 1 else loss
 
 
 def add_sys_path_impl(new_directory: str) -> None:

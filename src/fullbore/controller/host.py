@@ -10,8 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fullbore.controller.helpers import pass_by_name
 from fullbore.controller.snapshot import Snapshot, restore, take
 from fullbore.controller.stages import StageSource
+from fullbore.controller.stepping import WalkingHost
 from fullbore.controller.watch import Watch
 from fullbore.errors import ParameterError, PeerFailed
 from fullbore.ir import Schedule
@@ -41,7 +43,7 @@ class Build:
         ranks: that it plays.
         schedule: in the LOWERED form.
         stages: of its ranks, by index.
-        loss_fn: for the last stage's process.
+        loss_fn: only the last stage's process calls it.
         names: from a stage's index and a name in it to the name in the unsplit model; None if the
             stages have the names already.
         device: where the stages are; None leaves them.
@@ -85,7 +87,7 @@ class HostedStage:
     optimizer: Optimizer | None
 
 
-class RankHost:
+class RankHost(WalkingHost):
     """The stages of a process's ranks, and what trains them.
 
     Every process's host gets the same calls in the same order, each with its own arguments.
@@ -113,6 +115,7 @@ class RankHost:
             loss_fn=build.loss_fn,
             **build.options,
         )
+        self._handles = [pass_by_name(module) for module in modules.values()]
         self.optimizers: dict[int, Optimizer] = {}
         self._watch = Watch(self.pipeline)
 
@@ -246,6 +249,7 @@ class RankHost:
         Args:
             failures: how many calls have failed where most have.
         """
+        self.abandon_walk()
         while self.pipeline.failures < failures:
             with suppress(PeerFailed):
                 self.pipeline.abandon(PeerFailed("another rank failed in this step"))
@@ -254,6 +258,9 @@ class RankHost:
     def close(self) -> None:
         """Release the transport."""
         self._watch.choose(())
+        for handle in self._handles:
+            if handle is not None:
+                handle.remove()
         self.pipeline.close()
 
     def _parameters(self) -> dict[str, nn.Parameter]:

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fullbore.controller.batch import cut, share
+from fullbore.controller.dispatch import Dispatching, RemoteOptimizer, check_dispatch
 from fullbore.controller.engine import Engine
 from fullbore.controller.engines import find_engine
+from fullbore.controller.helpers import MeanLoss
 from fullbore.controller.host import Build, MakeOptimizer
+from fullbore.controller.opaque import unwrap
 from fullbore.controller.recovery import Recovery
-from fullbore.controller.remote_model import RemoteModel
 from fullbore.controller.session import Session
 from fullbore.controller.source import ScheduleSource, count_microbatches, find_schedule
 from fullbore.controller.stages import check_stages
@@ -22,11 +23,11 @@ from fullbore.errors import ParameterError
 from fullbore.runtime import StepOutput
 from fullbore.runtime.checkpoint_state import Rename
 from fullbore.runtime.custom import LossFn
-from fullbore.runtime.microbatch import Spec, Specs
+from fullbore.runtime.microbatch import Batch, Spec, Specs
 from fullbore.runtime.tree import Tree
 
 
-class PipelineParallelism(RemoteModel):
+class PipelineParallelism(Dispatching):
     """Trains a pipeline from one script, whatever processes its ranks are in.
 
     Args:
@@ -38,10 +39,12 @@ class PipelineParallelism(RemoteModel):
         schedule: the name of a family, a ``Schedule``, a ``Plan``, or a file.
         batch_size: rows of a batch.
         microbatch_size: rows of a microbatch, which divides ``batch_size``.
-        loss_fn: ``loss_fn(output, target)`` gives the mean loss of a microbatch.
-        loss_list: gets the loss of each microbatch of the last run, where it is a list.
+        loss_fn: ``loss_fn(output, target)`` gives the mean loss of a microbatch, or numbers that
+            are averaged.
+        loss_list: gets what each microbatch adds to the loss of the last run, where it is a list.
         engine: ``"local"`` plays all ranks in this process, ``"monarch"`` each in an actor.
-        dispatch: ``"step"`` sends a message a rank a step, ``"action"`` one an action.
+        dispatch: ``"step"`` sends a message a rank a step, ``"action"`` one an action; see
+            ``start`` for what that is good for.
         recover: go on when a rank is lost: start all anew from the last state held and run again
             what came since. A number is how many steps lie between two states; True is 1.
         schedule_options: of the family (``round_size=2``), or for the file (``dialect="monarch"``).
@@ -87,11 +90,12 @@ class PipelineParallelism(RemoteModel):
         **options: Any,
     ) -> None:
         self.meshes, self.stages = meshes, check_stages(stages)
-        self.compute_stream, self.p2p_stream, self.dispatch = compute_stream, p2p_stream, dispatch
+        self.compute_stream, self.p2p_stream = compute_stream, p2p_stream
+        self.dispatch = check_dispatch(dispatch)
         self.batch_size, self.microbatch_size = batch_size, microbatch_size
         self.num_microbatches = count_microbatches(batch_size, microbatch_size)
-        self.loss_fn, self.loss_list = loss_fn, loss_list
-        self.last: StepOutput | None = None
+        self.loss_fn, self.loss_list = unwrap(loss_fn), unwrap(loss_list)
+        self._recovers = recover is not False
         self._specs = Specs(args_spec, kwargs_spec, target_spec)
         found = find_engine(engine)
         self._processes = found.place(meshes)
@@ -146,12 +150,13 @@ class PipelineParallelism(RemoteModel):
             Exception: what a stage or the loss function raised, with a note that says where.
         """
         options = {"loss_kwargs": loss_kwargs, "loss_scale": loss_scale, "seed": seed}
+        batch = self._cut(x, y, kwargs)
+        if self.dispatch == "action":
+            return self._begin(batch, options, return_outputs=return_outputs).finish()
         self.initialize()
         self._session.hold()
-        output = self._run("train", (x, y, kwargs), options, return_outputs=return_outputs)
-        loss = output.loss
-        assert loss is not None
-        return loss
+        self._run("train", batch, options, return_outputs=return_outputs)
+        return self._keep_loss()
 
     def eval(
         self,
@@ -168,7 +173,8 @@ class PipelineParallelism(RemoteModel):
         those of ``run``."""
         options = {"loss_kwargs": loss_kwargs, "keep_mode": keep_mode}
         self.initialize()
-        return self._run("evaluate", (x, y, kwargs), options, return_outputs=return_outputs)
+        batch = self._cut(x, y, kwargs)
+        return self._run("evaluate", batch, options, return_outputs=return_outputs)
 
     def set_optimizers(self, optimizers: MakeOptimizer | Sequence[MakeOptimizer]) -> None:
         """Make an optimizer for each stage, in its process.
@@ -180,9 +186,12 @@ class PipelineParallelism(RemoteModel):
         self.initialize()
         self._configure(optimizers)
 
-    def configure_optimizers(self, config: Any, config_fn: Callable[..., Any]) -> None:
+    def configure_optimizers(
+        self, config: Any, config_fn: Callable[..., Any]
+    ) -> list[RemoteOptimizer]:
         """``set_optimizers`` with ``config_fn(weight_decay, learning_rate, (beta1, beta2),
-        device_type, optimizer, parameters)``, whose arguments are attributes of ``config``."""
+        device_type, optimizer, parameters)``, whose arguments are attributes of ``config``. Gives
+        each stage's optimizer; ``step()`` and ``zero_grad()`` of this object are those of all."""
         self.set_optimizers(
             partial(
                 config_fn,
@@ -193,6 +202,7 @@ class PipelineParallelism(RemoteModel):
                 config.optimizer,
             )
         )
+        return [RemoteOptimizer(self, stage) for stage in range(self.schedule.num_stages)]
 
     def close(self) -> None:
         """End the processes; nothing of the pipeline is left but what was fetched."""
@@ -218,32 +228,20 @@ class PipelineParallelism(RemoteModel):
     ) -> Build:
         placement = self.schedule.placement.ranks
         own = {i: stage for i, stage in enumerate(self.stages) if placement[i] in ranks}
-        loss_fn = self.loss_fn if placement[-1] in ranks else None
+        loss_fn = None if self.loss_fn is None else MeanLoss(self.loss_fn)
         return Build(tuple(ranks), self.schedule, own, loss_fn, names, device, options)
 
     def _run(
         self,
         method: str,
-        batch: tuple[Tree, Tree, dict[str, Tree]],
+        batch: Batch,
         options: Mapping[str, Any],
         *,
         return_outputs: bool,
     ) -> StepOutput:
-        whole = cut(
-            *batch,
-            batch_size=self.batch_size,
-            num_microbatches=self.num_microbatches,
-            specs=self._specs,
-        )
-        placement = self.schedule.placement
-        requests = share(
-            whole, placement, self._processes, return_outputs=return_outputs, options=options
-        )
+        requests = self._requests(batch, options, return_outputs=return_outputs)
         send = self._session.change_each if method == "train" else self._session.ask_each
-        found: list[StepOutput] = send(method, requests)
-        at = next(i for i, ranks in enumerate(self._processes) if placement.ranks[-1] in ranks)
-        self.last = StepOutput(found[at].losses, found[at].outputs, requests[at][0].weights)
-        return self.last
+        return self._keep(send(method, requests), requests)
 
     def _configure(self, makers: MakeOptimizer | Sequence[MakeOptimizer]) -> None:
         count = len(self.stages)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from fullbore.controller.opaque import unwrap
 from fullbore.errors import ParameterError
 
 
@@ -70,7 +71,8 @@ def check_stages(stages: Any) -> tuple[StageSource, ...]:
     """The stages, in order; one that is given as a list of one module is that module.
 
     Raises:
-        ParameterError: there is none, or one is no module and no ``Factory``.
+        ParameterError: there is none, or one is no module and no ``Factory``, or lives in a worker
+            of Monarch's tensor engine.
     """
     if isinstance(stages, nn.ModuleList):
         stages = list(stages)
@@ -82,6 +84,7 @@ def check_stages(stages: Any) -> tuple[StageSource, ...]:
 def _check_stage(stage: Any, index: int) -> StageSource:
     if isinstance(stage, list | tuple) and len(stage) == 1:
         (stage,) = stage
+    stage = unwrap(stage)
     if isinstance(stage, str):
         stage = Factory(stage)
     if isinstance(stage, nn.Module | Factory):

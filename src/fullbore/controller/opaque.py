@@ -1,0 +1,49 @@
+"""Objects of Monarch's tensor engine, which only its own workers can look into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fullbore.errors import ParameterError
+
+_INSTEAD = (
+    'give the module itself, or fullbore.controller.Factory("package.Class", ...), which builds it '
+    "where it is used"
+)
+
+
+def unwrap(given: Any) -> Any:
+    """What an ``OpaqueRef`` stands for, in the process that made it; anything else as it is.
+
+    Raises:
+        ParameterError: it stands for something in another process, as an ``OpaqueModule`` does.
+    """
+    kind = type(given)
+    if not _is_monarchs(kind) or kind.__name__ not in ("OpaqueRef", "OpaqueModule"):
+        return given
+    try:
+        return given.value
+    except (AttributeError, KeyError, RuntimeError) as error:
+        raise ParameterError(
+            f"an {kind.__name__} belongs to a worker of Monarch's tensor engine, and cannot be "
+            f"looked into here: {_INSTEAD}"
+        ) from error
+
+
+def refuse_device_mesh(mesh: Any) -> None:
+    """Raise for a ``DeviceMesh``, whose workers run nothing but the tensor engine.
+
+    Raises:
+        ParameterError: it is one.
+    """
+    kind = type(mesh)
+    if _is_monarchs(kind) and kind.__name__ == "DeviceMesh":
+        raise ParameterError(
+            "a DeviceMesh belongs to Monarch's tensor engine, which cannot run stages: give the "
+            "proc mesh that it was made of, such as this_host().spawn_procs(), or the number of "
+            "ranks"
+        )
+
+
+def _is_monarchs(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "monarch"
