@@ -151,7 +151,7 @@ def test_a_factory_that_builds_nothing_says_so(stage: Factory, message: str):
         (4, {}, "stages_per_rank must be 1; got 2"),
         (2, {"schedule": "no_such"}, "there is no family 'no_such'"),
         (2, {"schedule_options": {"x": 1}}, "there is no option 'x'"),
-        (2, {"engine": "cloud"}, "engine must be one of local; got 'cloud'"),
+        (2, {"engine": "cloud"}, "engine must be one of local, monarch; got 'cloud'"),
         (2, {"recover": -1}, "recover must be True, False, or a number"),
         (
             2,

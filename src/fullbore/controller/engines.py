@@ -9,7 +9,16 @@ from fullbore.controller.engine import Engine
 from fullbore.controller.local import LocalEngine
 from fullbore.errors import ParameterError
 
-ENGINES: Mapping[str, Callable[[], Engine]] = MappingProxyType({"local": LocalEngine})
+
+def _monarch() -> Engine:
+    from fullbore.controller.monarch import MonarchEngine
+
+    return MonarchEngine()
+
+
+ENGINES: Mapping[str, Callable[[], Engine]] = MappingProxyType(
+    {"local": LocalEngine, "monarch": _monarch}
+)
 
 
 def find_engine(engine: str | Engine) -> Engine:
