@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from fullbore.controller.engine import Engine, RankLost
 from fullbore.controller.host import Build
 from fullbore.controller.recovery import Recovery
 from fullbore.errors import ExecutionError
+
+logger = logging.getLogger("fullbore")
 
 
 class Session:
@@ -112,14 +115,12 @@ class Session:
     def _recover(self, loss: RankLost) -> None:
         """Start anew from the state that is held. A rank that is lost meanwhile counts, too."""
         while True:
-            if self._recovery is None:
-                self._broken = f"{loss.message}; recover=True starts lost ranks anew"
+            if self._recovery is None or not self._recovery.may_try():
+                hint = "" if self._recovery else "; with recover=True all ranks are started anew"
+                self._broken = f"{loss}{hint}"
                 self._engine.close()
                 raise loss
-            if not self._recovery.may_try():
-                self._broken = f"{loss.message}, again and again"
-                self._engine.close()
-                raise loss
+            logger.warning("%s; all ranks are started anew, from the last state held", loss)
             try:
                 self._engine.restart()
                 self._out_of_step = False
