@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from fullbore.controller.engine import Engine
 from fullbore.controller.local import LocalEngine
+from fullbore.controller.opaque import is_monarchs, refuse_device_mesh
 from fullbore.errors import ParameterError
 
 
@@ -21,13 +23,19 @@ ENGINES: Mapping[str, Callable[[], Engine]] = MappingProxyType(
 )
 
 
-def find_engine(engine: str | Engine) -> Engine:
-    """An engine, or a new one of this name.
+def find_engine(engine: str | Engine | None, meshes: Any) -> Engine:
+    """An engine, or a new one of this name; None is the one that ``meshes`` are for.
 
     Raises:
-        ParameterError: there is none.
+        ParameterError: there is none, or none for ``meshes``.
         MissingExtra: what it needs is not installed.
     """
+    each = meshes if isinstance(meshes, list | tuple) else [meshes]
+    if engine is None:
+        engine = "monarch" if any(map(is_monarchs, each)) else "local"
+    if engine == "monarch":
+        for mesh in each:
+            refuse_device_mesh(mesh)
     if not isinstance(engine, str):
         return engine
     if engine not in ENGINES:

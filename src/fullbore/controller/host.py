@@ -14,6 +14,7 @@ from fullbore.controller.helpers import pass_by_name
 from fullbore.controller.snapshot import Snapshot, restore, take
 from fullbore.controller.stages import StageSource
 from fullbore.controller.stepping import WalkingHost
+from fullbore.controller.streams import SideStream
 from fullbore.controller.watch import Watch
 from fullbore.errors import ParameterError, PeerFailed
 from fullbore.ir import Schedule
@@ -47,6 +48,7 @@ class Build:
         names: from a stage's index and a name in it to the name in the unsplit model; None if the
             stages have the names already.
         device: where the stages are; None leaves them.
+        compute_stream: what ``check_stream`` gave.
         options: further arguments of ``Pipeline``.
     """
 
@@ -56,6 +58,7 @@ class Build:
     loss_fn: LossFn | None
     names: Rename | None = None
     device: str | None = None
+    compute_stream: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -116,31 +119,34 @@ class RankHost(WalkingHost):
             **build.options,
         )
         self._handles = [pass_by_name(module) for module in modules.values()]
+        self._side = SideStream(build.compute_stream, modules.values())
         self.optimizers: dict[int, Optimizer] = {}
         self._watch = Watch(self.pipeline)
 
     def train(self, request: Request) -> StepOutput:
         """Forward and backward over a batch."""
         self._watch.begin()
-        return self.pipeline.step(
-            arg_mbs=request.args,
-            kwarg_mbs=request.kwargs,
-            target_mbs=request.targets,
-            loss_weights=request.weights,
-            return_outputs=request.return_outputs,
-            **request.options,
-        )
+        with self._side.active():
+            return self.pipeline.step(
+                arg_mbs=request.args,
+                kwarg_mbs=request.kwargs,
+                target_mbs=request.targets,
+                loss_weights=request.weights,
+                return_outputs=request.return_outputs,
+                **request.options,
+            )
 
     def evaluate(self, request: Request) -> StepOutput:
         """Forward only."""
         self._watch.begin()
-        return self.pipeline.eval(
-            arg_mbs=request.args,
-            kwarg_mbs=request.kwargs,
-            target_mbs=request.targets,
-            return_outputs=request.return_outputs,
-            **request.options,
-        )
+        with self._side.active():
+            return self.pipeline.eval(
+                arg_mbs=request.args,
+                kwarg_mbs=request.kwargs,
+                target_mbs=request.targets,
+                return_outputs=request.return_outputs,
+                **request.options,
+            )
 
     def configure_optimizers(self, makers: Mapping[int, MakeOptimizer]) -> None:
         """Make an optimizer for each stage that has parameters; a parameter that several stages of

@@ -19,7 +19,7 @@ def unwrap(given: Any) -> Any:
         ParameterError: it stands for something in another process, as an ``OpaqueModule`` does.
     """
     kind = type(given)
-    if not _is_monarchs(kind) or kind.__name__ not in ("OpaqueRef", "OpaqueModule"):
+    if not is_monarchs(given) or kind.__name__ not in ("OpaqueRef", "OpaqueModule"):
         return given
     try:
         return given.value
@@ -36,8 +36,7 @@ def refuse_device_mesh(mesh: Any) -> None:
     Raises:
         ParameterError: it is one.
     """
-    kind = type(mesh)
-    if _is_monarchs(kind) and kind.__name__ == "DeviceMesh":
+    if is_monarchs(mesh) and type(mesh).__name__ == "DeviceMesh":
         raise ParameterError(
             "a DeviceMesh belongs to Monarch's tensor engine, which cannot run stages: give the "
             "proc mesh that it was made of, such as this_host().spawn_procs(), or the number of "
@@ -45,5 +44,6 @@ def refuse_device_mesh(mesh: Any) -> None:
         )
 
 
-def _is_monarchs(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "monarch"
+def is_monarchs(given: Any) -> bool:
+    """Whether it is an object of a class of Monarch's."""
+    return type(given).__module__.partition(".")[0] == "monarch"

@@ -19,6 +19,7 @@ from fullbore.controller.recovery import Recovery
 from fullbore.controller.session import Session
 from fullbore.controller.source import ScheduleSource, count_microbatches, find_schedule
 from fullbore.controller.stages import check_stages
+from fullbore.controller.streams import check_stream
 from fullbore.errors import ParameterError
 from fullbore.runtime import StepOutput
 from fullbore.runtime.checkpoint_state import Rename
@@ -42,7 +43,8 @@ class PipelineParallelism(Dispatching):
         loss_fn: ``loss_fn(output, target)`` gives the mean loss of a microbatch, or numbers that
             are averaged.
         loss_list: gets what each microbatch adds to the loss of the last run, where it is a list.
-        engine: ``"local"`` plays all ranks in this process, ``"monarch"`` each in an actor.
+        engine: ``"local"`` plays all ranks in this process, ``"monarch"`` each in an actor; None is
+            the latter where ``meshes`` are Monarch's.
         dispatch: ``"step"`` sends a message a rank a step, ``"action"`` one an action; see
             ``start`` for what that is good for.
         recover: go on when a rank is lost: start all anew from the last state held and run again
@@ -77,7 +79,7 @@ class PipelineParallelism(Dispatching):
         loss_fn: LossFn | None = None,
         loss_list: list[Tensor] | None = None,
         *,
-        engine: str | Engine = "local",
+        engine: str | Engine | None = None,
         dispatch: Literal["step", "action"] = "step",
         recover: bool | int = False,
         schedule_options: Mapping[str, Any] | None = None,
@@ -90,14 +92,15 @@ class PipelineParallelism(Dispatching):
         **options: Any,
     ) -> None:
         self.meshes, self.stages = meshes, check_stages(stages)
-        self.compute_stream, self.p2p_stream = compute_stream, p2p_stream
+        self.compute_stream = check_stream(compute_stream, "compute_stream")
+        self.p2p_stream = check_stream(p2p_stream, "p2p_stream")
         self.dispatch = check_dispatch(dispatch)
         self.batch_size, self.microbatch_size = batch_size, microbatch_size
         self.num_microbatches = count_microbatches(batch_size, microbatch_size)
         self.loss_fn, self.loss_list = unwrap(loss_fn), unwrap(loss_list)
         self._recovers = recover is not False
         self._specs = Specs(args_spec, kwargs_spec, target_spec)
-        found = find_engine(engine)
+        found = find_engine(engine, meshes)
         self._processes = found.place(meshes)
         self.schedule = find_schedule(
             schedule,
@@ -228,7 +231,16 @@ class PipelineParallelism(Dispatching):
         placement = self.schedule.placement.ranks
         own = {i: stage for i, stage in enumerate(self.stages) if placement[i] in ranks}
         loss_fn = None if self.loss_fn is None else MeanLoss(self.loss_fn)
-        return Build(tuple(ranks), self.schedule, own, loss_fn, names, device, options)
+        return Build(
+            tuple(ranks),
+            self.schedule,
+            own,
+            loss_fn,
+            names,
+            device,
+            self.compute_stream,
+            options,
+        )
 
     def _run(
         self,

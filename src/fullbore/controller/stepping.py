@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fullbore.controller.opaque import is_monarchs
 from fullbore.errors import ParameterError
 from fullbore.formats import DIALECTS
 from fullbore.formats.dialects import read_text
@@ -25,6 +26,7 @@ from fullbore.runtime.tree import Tree
 if TYPE_CHECKING:
     from fullbore.controller.host import Request
     from fullbore.controller.session import Session
+    from fullbore.controller.streams import SideStream
     from fullbore.controller.watch import Watch
     from fullbore.runtime import Pipeline
     from fullbore.runtime.walk import Walk
@@ -40,6 +42,7 @@ class WalkingHost:
     """The part of a ``RankHost`` that runs a step action by action."""
 
     pipeline: Pipeline
+    _side: SideStream
     _watch: Watch
     _walk: Walk | None = None
 
@@ -58,7 +61,8 @@ class WalkingHost:
     def act(self, rank: int, step: int) -> None:
         """Run an action, if it is one of a rank here."""
         if rank in self.pipeline.ranks:
-            self._under_way.run(rank, step)
+            with self._side.active():
+                self._under_way.run(rank, step)
 
     def look(self, what: Looked, stage: int, microbatch: int) -> tuple[Tree] | None:
         """A copy of what an action has worked with, in a tuple; None if it is not here (yet)."""
@@ -74,7 +78,8 @@ class WalkingHost:
 
     def end_walk(self) -> StepOutput:
         """End the step after its last action."""
-        return self._under_way.finish()
+        with self._side.active():
+            return self._under_way.finish()
 
     def abandon_walk(self) -> None:
         """End the step here, if one is under way."""
@@ -348,5 +353,4 @@ def as_actions(given: Any) -> tuple[Action, ...]:
     """
     if isinstance(given, Action):
         return (given,)
-    is_monarchs = type(given).__module__.partition(".")[0] == "monarch"
-    return read_text(str(given), DIALECTS["monarch" if is_monarchs else "torch"])
+    return read_text(str(given), DIALECTS["monarch" if is_monarchs(given) else "torch"])
