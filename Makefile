@@ -2,7 +2,7 @@
 # Another interpreter for a new .venv: `make test PYTHON=python3.13`.
 PYTHON ?= python3
 BIN := .venv/bin
-CODE := src tests $(wildcard bench)
+CODE := src tests $(wildcard bench examples)
 
 # What pip alone does not bring: a GPU, a browser.
 BROWSER := $(wildcard /usr/bin/chromium)
