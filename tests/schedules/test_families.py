@@ -11,7 +11,10 @@ from fullbore.schedules import FAMILIES, build
 GOLDEN = Path(__file__).parents[1] / "golden"
 RANKS = (1, 2, 3, 4, 8)
 MICROBATCHES = range(1, 18)
-SPLIT = {"interleaved_zero_bubble", "zbv_zero_bubble", "zb_h1", "zb_h2", "gis", "v_min"}
+SPLIT = {
+    *("interleaved_zero_bubble", "zbv_zero_bubble", "zb_h1", "zb_h2", "gis", "v_half", "v_min"),
+    *("zb", "zbv_greedy"),
+}
 SHAPES = [
     (name, num_ranks, stages_per_rank)
     for name, family in FAMILIES.items()
@@ -95,7 +98,7 @@ def test_uneven_rounds_of_large_pipelines_can_run(name: str, size: tuple[int, in
     assert problem(schedule) is None
 
 
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"forward_only"}))
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"forward_only", "dora"}))
 def test_gradients_accumulate_in_order(name: str):
     for num_ranks in (2, 3, 8):
         for microbatches in (1, 3, 7, 12, 17):
@@ -119,7 +122,12 @@ def test_gradients_accumulate_in_order(name: str):
         ("zb_h1", [4, 4, 4, 4]),
         ("zb_h2", [7, 7, 7, 7]),
         ("gis", [8, 7, 6, 5]),
+        ("zb", [4, 4, 4, 4]),
+        ("zbv_greedy", [8, 8, 8, 8]),
+        ("v_half", [6, 6, 6, 6]),
         ("v_min", [4, 4, 4, 4]),
+        ("dora", [11, 11, 11, 11]),
+        ("dora_dfs", [11, 9, 7, 5]),
     ],
 )
 def test_activations_in_flight(name: str, live: list[int]):
@@ -133,10 +141,11 @@ def kinds_of(name: str) -> set[str]:
 
 
 def test_kinds_of_backward():
-    full = {"gpipe", "1f1b", "looped_bfs", "interleaved_1f1b"}
+    full = {"gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "dora_dfs"}
     assert all(kinds_of(name) == {"F", "B"} for name in full)
     assert all(kinds_of(name) == {"F", "I", "W"} for name in SPLIT)
     assert kinds_of("dualpipev") == {"F", "B", "I", "W", "OVERLAP_F_B"}
+    assert kinds_of("dora") == {"F", "B", "I", "W"}
     assert kinds_of("forward_only") == {"F"}
 
 

@@ -18,7 +18,10 @@ TORCH_NAMES = {
     "ZBVZeroBubble": "zbv_zero_bubble",
     "DualPipeV": "dualpipev",
 }
-OTHERS = ("zb_h1", "zb_h2", "gis", "v_min")
+OTHERS = (
+    *("zb_h1", "zb_h2", "zb", "zbv_greedy", "gis", "v_half", "v_min"),
+    *("dora", "dora_dfs"),
+)
 
 
 @pytest.mark.parametrize(("torch_name", "name"), TORCH_NAMES.items())
@@ -31,6 +34,7 @@ def test_torch_names(torch_name: str, name: str):
 def test_other_names():
     assert resolve("zbv") == resolve("ZBV") == resolve("zbv-zero-bubble") == "zbv_zero_bubble"
     assert resolve("_ScheduleForwardOnly") == "forward_only"
+    assert resolve("dora-dfs") == "dora_dfs"
 
 
 def test_the_table():
@@ -57,7 +61,12 @@ def test_an_unknown_name_lists_the_known_ones():
         ("zb_h1", "linear", 1, True),
         ("zb_h2", "linear", 1, True),
         ("gis", "loop", 2, False),
+        ("zb", "linear", 1, True),
+        ("zbv_greedy", "vee", 2, True),
+        ("v_half", "vee", 2, True),
         ("v_min", "vee", 2, True),
+        ("dora", "loop", 2, False),
+        ("dora_dfs", "loop", 2, False),
         ("forward_only", "linear", 1, False),
     ],
 )
@@ -84,7 +93,12 @@ def test_a_schedule_says_where_it_comes_from():
 
 def test_options_are_recorded():
     cases: list[tuple[str, dict[str, Any]]]
-    cases = [("interleaved_1f1b", {"round_size": 5}), ("gis", {"group_size": 2})]
+    cases = [
+        ("interleaved_1f1b", {"round_size": 5}),
+        ("gis", {"group_size": 2}),
+        ("zb", {"limit": 2}),
+        ("zbv_greedy", {"limit": 2}),
+    ]
     for name, options in cases:
         chosen = build(name, num_ranks=3, num_microbatches=8, **options)
         assert chosen != build(name, num_ranks=3, num_microbatches=8)

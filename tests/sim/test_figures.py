@@ -15,6 +15,10 @@ BUBBLE = {  # at F = I = W = 1 a stage, and from how many microbatches on
     "dualpipev": (lambda p: p - 1, lambda p: 2 * p),
     "zb_h1": (lambda p: p - 1, lambda p: p),
     "zb_h2": (lambda p: p - 1, lambda p: 2 * p - 1),
+    "zb": (lambda p: p - 1, lambda p: p),
+    "zbv_greedy": (lambda p: p - 1, lambda p: 2 * p - 1),
+    "dora": (lambda p: p - 1, lambda p: 2 * p),
+    "dora_dfs": (lambda p: 3 * (p - 1), lambda p: p),
 }
 
 

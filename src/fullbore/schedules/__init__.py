@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Never
+from typing import TYPE_CHECKING, Never
 
 from fullbore.errors import ParameterError
 from fullbore.ir import Placement, Schedule
 from fullbore.schedules import (
+    dora,
+    dora_dfs,
     dualpipev,
     forward_only,
     gis,
@@ -18,15 +20,33 @@ from fullbore.schedules import (
     interleaved_zero_bubble,
     looped_bfs,
     one_f_one_b,
+    v_half,
     v_min,
+    zb,
     zb_h1,
     zb_h2,
+    zbv_greedy,
     zbv_zero_bubble,
 )
+from fullbore.schedules.costs import StageCosts, stage_costs
 from fullbore.schedules.discovery import normal, plugins, spellings
 from fullbore.schedules.family import MOST_FORWARDS, Build, Family, Shape
 
-__all__ = ["FAMILIES", "Build", "Family", "Shape", "build", "families", "find", "resolve"]
+if TYPE_CHECKING:
+    from fullbore.sim import Costs
+
+__all__ = [
+    "FAMILIES",
+    "Build",
+    "Family",
+    "Shape",
+    "StageCosts",
+    "build",
+    "families",
+    "find",
+    "parse",
+    "resolve",
+]
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -41,8 +61,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             dualpipev.FAMILY,
             zb_h1.FAMILY,
             zb_h2.FAMILY,
+            zb.FAMILY,
+            zbv_greedy.FAMILY,
             gis.FAMILY,
+            v_half.FAMILY,
             v_min.FAMILY,
+            dora.FAMILY,
+            dora_dfs.FAMILY,
             forward_only.FAMILY,
         )
     }
@@ -56,21 +81,26 @@ def build(
     num_microbatches: int,
     stages_per_rank: int | None = None,
     placement: Placement | None = None,
+    costs: Costs | None = None,
+    memory: float | None = None,
     **options: int,
 ) -> Schedule:
     """The schedule of a family, in compute form.
 
     Args:
         name: a family's name or alias, in any case: ``zbv_zero_bubble``, ``zbv``,
-            ``ScheduleZBVZeroBubble``.
+            ``ScheduleZBVZeroBubble``. Options may follow, as in ``gis:group_size=4``.
         num_ranks: P, from 1 to 3,000.
         num_microbatches: M, at least 1; every M is legal for every family, up to ten million
             pairs of a stage and a microbatch.
         stages_per_rank: V. Looping families take any (default 2), ``forward_only`` as well
             (default 1); the other families have only one choice.
         placement: which rank holds which stage. Only ``forward_only`` has a choice.
+        costs: what to arrange the order for, such as ``UniformCosts`` of ``fullbore.sim``. Only
+            ``zb`` and ``zbv_greedy`` take them; F = I = W unless given.
+        memory: what a rank may hold in all, in bytes, for families that take costs.
         options: what the family leaves open besides: ``round_size`` of ``interleaved_1f1b``,
-            ``group_size`` of ``gis``.
+            ``group_size`` of ``gis``, ``limit`` of ``zb`` and ``zbv_greedy``.
 
     Raises:
         ParameterError: no such family, or it does not take these parameters.
@@ -80,7 +110,7 @@ def build(
             "build: give the numbers by name: "
             f"build({name!r}, num_ranks={num_ranks}, num_microbatches={num_microbatches})"
         )
-    family = find(name)
+    family, chosen = parse(name, options)
     where = family.place(num_ranks, stages_per_rank, placement)
     microbatches = family.count(
         "num_microbatches", num_microbatches, most=max(1, MOST_FORWARDS // where.num_stages)
@@ -88,12 +118,24 @@ def build(
     parameters = [("num_ranks", where.num_ranks), ("num_microbatches", microbatches)]
     if where.shape != "custom":
         parameters.append(("stages_per_rank", where.num_stages // where.num_ranks))
-    chosen = family.chosen(options)
     return replace(
-        family.build(where, microbatches, **chosen),
+        family.build(where, microbatches, **chosen, **_costs(family, where, costs, memory)),
         name=family.name,
         parameters=(*parameters, *chosen.items()),
     )
+
+
+def _costs(
+    family: Family, placement: Placement, costs: Costs | None, memory: float | None
+) -> dict[str, StageCosts]:
+    if costs is None and memory is None:
+        return {}
+    if not family.uses_costs:
+        raise ParameterError(
+            f"{family.name}: its order does not depend on costs or memory; leave them out, or use "
+            "zb or zbv_greedy"
+        )
+    return {"costs": stage_costs(placement, costs, memory)}
 
 
 def families() -> Mapping[str, Family]:
@@ -106,6 +148,42 @@ def families() -> Mapping[str, Family]:
     if errors:
         raise errors[0]
     return MappingProxyType({**FAMILIES, **{family.name: family for family in installed}})
+
+
+def parse(text: str, options: Mapping[str, int] | None = None) -> tuple[Family, dict[str, int]]:
+    """The family that a text means, and its options: ``zb`` or ``zb:limit=16``, several options
+    with commas between them.
+
+    Args:
+        text: the family's name or alias, and perhaps options.
+        options: more of them.
+
+    Raises:
+        ParameterError: there is no such family, it does not have the options, one is no whole
+            number from 1 on, or one is given twice.
+    """
+    name, colon, rest = _string(text).partition(":")
+    family = find(name)
+    written = _written(family, rest) if colon else []
+    given = [*written, *(options or {}).items()]
+    if len(dict(given)) < len(given):
+        raise ParameterError(f"{family.name}: an option is given twice: {text!r}")
+    return family, family.chosen(dict(given))
+
+
+def _written(family: Family, text: str) -> list[tuple[str, int]]:
+    example = next(iter(family.options), None)
+    found = []
+    for part in text.split(","):
+        option, _, number = part.partition("=")
+        if not (number.isascii() and number.isdecimal() and len(number) < 20):
+            raise ParameterError(
+                f"{family.name}: options are written as name=number, with commas between them; "
+                f"got {text!r}. "
+                + (f"Write {family.name}:{example}=4" if example else "It has none")
+            )
+        found.append((option, int(number)))
+    return found
 
 
 def resolve(name: str) -> str:
@@ -123,9 +201,7 @@ def find(name: str) -> Family:
     Raises:
         ParameterError: there is none; the message also names the plug-ins that cannot be loaded.
     """
-    if not isinstance(name, str):
-        raise ParameterError(f"schedule: the name of a family is a string; got {name!r}")
-    own = _among(FAMILIES.values(), name)
+    own = _among(FAMILIES.values(), _string(name))
     if own is not None:
         return own
     installed, errors = plugins(FAMILIES)
@@ -136,6 +212,12 @@ def find(name: str) -> Family:
     message = f"schedule: there is no family {name!r}. Choose one of {known}"
     # It may be in a plug-in that does not load.
     raise ParameterError("; ".join([message, *map(str, errors)])) from next(iter(errors), None)
+
+
+def _string(name: str) -> str:
+    if not isinstance(name, str):
+        raise ParameterError(f"schedule: the name of a family is a string; got {name!r}")
+    return name
 
 
 def _among(candidates: Iterable[Family], name: str) -> Family | None:

@@ -33,6 +33,8 @@ class Family:
         aliases: other names, PyTorch's among them.
         instead: the family to use for another number of stages a rank, where this one is fixed.
         options: what else may be chosen: whole numbers from 1 on, by name, each with its meaning.
+        uses_costs: whether the order depends on costs. If so, ``build`` takes ``costs``, a
+            ``StageCosts``; without them it is for F = I = W.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Family:
     aliases: tuple[str, ...] = ()
     instead: str = "interleaved_1f1b"
     options: Mapping[str, str] = field(default_factory=dict)
+    uses_costs: bool = False
 
     @property
     def fixed_stages_per_rank(self) -> bool:
@@ -116,7 +119,7 @@ class Family:
         """
         strange = next((name for name in options if name not in self.options), None)
         if strange is not None:
-            known = ", ".join(self.options) or "none"
+            known = "; ".join(f"{name} ({what})" for name, what in self.options.items()) or "none"
             raise ParameterError(
                 f"{self.name}: there is no option {strange!r}; it has these: {known}"
             )

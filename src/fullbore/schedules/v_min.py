@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-from fullbore.ir import Action, Kind, Placement, Schedule
+from fullbore.ir import Placement, Schedule
+from fullbore.schedules.block import repeat
 from fullbore.schedules.family import Family
-
-_PERIOD = 6  # two F, two I and two W a rank
 
 
 def build(placement: Placement, num_microbatches: int) -> Schedule:
-    """A building block, the slots of one microbatch, repeated every six slots (table 8 of the
-    paper): F, F, I and I follow each other from rank to rank without a gap, so that activations
-    live as short as can be. Each W takes the next free slot.
+    """The building block of table 8 of the paper: F, F, I and I follow each other from rank to rank
+    without a gap, so that activations live as short as can be.
 
     The block is laid out for F = I = W. Where they differ, ranks wait in every period.
     """
-    programs = (_program(rank, placement, num_microbatches) for rank in range(placement.num_ranks))
-    return Schedule(tuple(map(tuple, programs)), placement, num_microbatches)
-
-
-def _program(rank: int, placement: Placement, num_microbatches: int) -> list[Action]:
     num_ranks = placement.num_ranks
-    down, up = placement.stages_of(rank)
-    # Two slots more at the turn, or a rank's slots would coincide.
+    # Two slots more at the turn, or slots of a rank would coincide.
     turn = 2 if num_ranks % 3 == 0 else 0
-    block = [
-        (rank, Action(down, Kind.F)),
-        (2 * num_ranks - rank - 1, Action(up, Kind.F)),
-        (2 * num_ranks + turn + rank, Action(up, Kind.I)),
-        (4 * num_ranks + turn - rank - 1, Action(down, Kind.I)),
+    starts = [
+        (
+            rank,
+            2 * num_ranks - rank - 1,
+            2 * num_ranks + turn + rank,
+            4 * num_ranks + turn - rank - 1,
+        )
+        for rank in range(num_ranks)
     ]
-    taken = {slot % _PERIOD for slot, _ in block}
-    for slot, action in block[2:]:
-        free = next(s for s in range(slot + 1, slot + 1 + _PERIOD) if s % _PERIOD not in taken)
-        taken.add(free % _PERIOD)
-        block.append((free, Action(action.stage, Kind.W)))
-    slots = sorted(
-        (slot + _PERIOD * microbatch, action._replace(microbatch=microbatch))
-        for slot, action in block
-        for microbatch in range(num_microbatches)
-    )
-    return [action for _, action in slots]
+    return repeat(placement, num_microbatches, starts, limit=(num_ranks + 4) // 3)
 
 
 FAMILY = Family(

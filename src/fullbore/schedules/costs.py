@@ -1,0 +1,139 @@
+"""Costs as the families see them that arrange their order by costs: plain numbers by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
+from typing import TYPE_CHECKING
+
+from fullbore.errors import ParameterError
+from fullbore.ir import Placement
+
+if TYPE_CHECKING:
+    from fullbore.sim import Costs, Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """What a family arranges its order by. Tuples have a number for each stage, ``capacity`` one
+    for each rank.
+
+    Attributes:
+        F, I, W: times of the forward, the input gradient and the weight gradient.
+        down: the time of a message from stage s to s+1; 0 if one rank holds both, and for the last.
+        up: that of a message from stage s+1 to s, at index s.
+        held: what a stage holds of a microbatch from F to I.
+        kept: what it holds from I to W; never more than ``held``.
+        capacity: what a rank may hold of activations; ``inf`` if there is no limit.
+    """
+
+    F: tuple[float, ...]
+    I: tuple[float, ...]  # noqa: E741 - the field's name
+    W: tuple[float, ...]
+    down: tuple[float, ...]
+    up: tuple[float, ...]
+    held: tuple[float, ...]
+    kept: tuple[float, ...]
+    capacity: tuple[float, ...]
+
+
+def unit_costs(placement: Placement) -> StageCosts:
+    """F = I = W = 1, messages take no time, and a stage holds 1 of a microbatch until its W."""
+    ones = (1.0,) * placement.num_stages
+    zeros = (0.0,) * placement.num_stages
+    return StageCosts(
+        F=ones,
+        I=ones,
+        W=ones,
+        down=zeros,
+        up=zeros,
+        held=ones,
+        kept=ones,
+        capacity=(inf,) * placement.num_ranks,
+    )
+
+
+def stage_costs(
+    placement: Placement, costs: Costs | None, memory: float | None = None
+) -> StageCosts:
+    """The costs of a placement's stages.
+
+    Posting sends, links that are shared, full backwards and overlaps that cost less than their
+    parts are left to the simulator.
+
+    Args:
+        placement: which rank holds which stage.
+        costs: a cost model such as ``UniformCosts`` or ``TableCosts``; None: unit costs.
+        memory: what a rank may hold in all, in bytes, the costs' static bytes included; None: any
+            amount.
+
+    Raises:
+        ParameterError: the costs do not fit the placement, there is a memory limit but no bytes, or
+            a rank cannot hold one microbatch of each of its stages.
+    """
+    table = None if costs is None else costs.table(placement)
+    if memory is not None and not (table and any(table.activation_bytes)):
+        raise ParameterError(
+            "memory: bytes are known from costs that say what activations take, activation_bytes; "
+            "give these, or leave memory out"
+        )
+    if table is None:
+        return unit_costs(placement)
+    held = tuple(
+        min(size, table.message_bytes[s]) if s in table.recompute else size
+        for s, size in enumerate(table.activation_bytes)
+    )
+    kept = tuple(map(min, held, table.kept_bytes))
+    if not any(table.activation_bytes):
+        # Nobody has said what they take, so microbatches are counted.
+        held = kept = (1.0,) * placement.num_stages
+    return StageCosts(
+        F=tuple(table.F),
+        I=tuple(i + (table.F[s] if s in table.recompute else 0) for s, i in enumerate(table.I)),
+        W=tuple(table.W),
+        down=_hops(placement, table, 1),
+        up=_hops(placement, table, -1),
+        held=held,
+        kept=kept,
+        capacity=tuple(
+            inf if memory is None else _room(placement, table, held, rank, memory)
+            for rank in range(placement.num_ranks)
+        ),
+    )
+
+
+def limited(placement: Placement, costs: StageCosts, limit: int | None) -> StageCosts:
+    """The costs with memory for ``limit`` microbatches on each rank; without a limit of either
+    kind for P microbatches, as many as 1F1B holds."""
+    if limit is None and min(costs.capacity) < inf:
+        return costs
+    count = placement.num_ranks if limit is None else limit
+    capacity = (
+        min(own, count * sum(costs.held[s] for s in placement.stages_of(rank)))
+        for rank, own in enumerate(costs.capacity)
+    )
+    return replace(costs, capacity=tuple(capacity))
+
+
+def _hops(placement: Placement, table: Table, step: int) -> tuple[float, ...]:
+    hops = []
+    for stage, (upper, lower) in enumerate(pairwise(placement.ranks), 1):
+        latency, per_byte = table.link((upper, lower) if step > 0 else (lower, upper))
+        hops.append(latency + table.message_bytes[stage] * per_byte if upper != lower else 0.0)
+    return (*hops, 0.0)
+
+
+def _room(
+    placement: Placement, table: Table, held: Sequence[float], rank: int, memory: float
+) -> float:
+    stages = placement.stages_of(rank)
+    static = sum(table.static_bytes[s] for s in stages)
+    least = static + sum(held[s] for s in stages)
+    if not memory >= least:
+        raise ParameterError(
+            f"memory: rank {rank} needs {least:g} at least, for one microbatch of each of its "
+            f"stages; got {memory:g}. Allow more, or hold less"
+        )
+    return memory - static
