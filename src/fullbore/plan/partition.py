@@ -20,6 +20,7 @@ class Layer:
         F, I, W: times of its forward, input gradient and weight gradient.
         held, kept: the bytes that it keeps from F to I, and from I to W.
         static: the bytes of its parameters, gradients and optimizer state.
+        message: the bytes of its input, which cross ranks where it is the first of a stage.
     """
 
     F: float
@@ -28,6 +29,7 @@ class Layer:
     held: float = 0.0
     kept: float = 0.0
     static: float = 0.0
+    message: float = 0.0
 
     @property
     def time(self) -> float:
@@ -62,6 +64,7 @@ class Partition:
             activation_bytes=total("held"),
             kept_bytes=total("kept"),
             static_bytes=total("static"),
+            message_bytes=[self.layers[stage.start].message for stage in self.stages],
             **others,
         )
 
@@ -101,15 +104,32 @@ def partition(
     Raises:
         ParameterError: there are fewer layers than stages, or no split fits the memory.
     """
-    search = _Search(layers, placement, in_flight, memory)
-    cuts = min(map(search.improved, search.starts()), key=search.worth)
-    found = search.partition(cuts)
+    found = near_best(layers, placement, memory=memory, in_flight=in_flight, count=1)[0]
     if memory is not None and max(found.bytes) > memory * (1 + 1e-9):
         raise ParameterError(
             f"partition: found no split that fits the memory, {memory:g}; the best one needs "
             f"{max(found.bytes):g}. Allow more, or use more ranks"
         )
     return found
+
+
+def near_best(
+    layers: Sequence[Layer],
+    placement: Placement,
+    *,
+    memory: float | None = None,
+    in_flight: float | None = None,
+    count: int,
+) -> list[Partition]:
+    """The partition of :func:`partition` and those that one move makes of it, the best first.
+
+    Raises:
+        ParameterError: there are fewer layers than stages.
+    """
+    search = _Search(layers, placement, in_flight, memory)
+    cuts = min(map(search.improved, search.starts()), key=search.worth)
+    others = sorted(search.moves(cuts), key=search.worth) if count > 1 else []
+    return [search.partition(chosen) for chosen in [cuts, *others[: count - 1]]]
 
 
 class _Search:
@@ -184,13 +204,14 @@ class _Search:
         """Moves as long as they help."""
         worth = self.worth(cuts)
         while True:
-            better = min(self._moves(cuts), key=self.worth, default=cuts)
+            better = min(self.moves(cuts), key=self.worth, default=cuts)
             found = self.worth(better)
             if found >= worth:
                 return cuts
             cuts, worth = better, found
 
-    def _moves(self, cuts: list[int]) -> Iterator[list[int]]:
+    def moves(self, cuts: list[int]) -> Iterator[list[int]]:
+        """What moving one layer makes of them."""
         count = len(cuts) - 1
         for first in range(1, count):
             for end in range(first + 1, count + 1):

@@ -108,7 +108,7 @@ def plan(
     compile_seconds = warm_up(compiled=compiled)
     task = {"costs": costs, "memory": memory, "by_span": objective == "span", "compiled": compiled}
     search = _Search(deadline, on_progress)
-    for placement in _given(placements, num_ranks) or _tried(num_ranks, stages_per_rank, shapes):
+    for placement in _given(placements, num_ranks) or tried(num_ranks, stages_per_rank, shapes):
         search.add(placement, num_microbatches, seed=seed, **task)
     stopped = search.run(effort)
     return Plan(
@@ -141,9 +141,14 @@ def _given(placements: Sequence[Placement], num_ranks: int) -> Sequence[Placemen
     return placements
 
 
-def _tried(
+def tried(
     num_ranks: int, stages_per_rank: Sequence[int], shapes: Sequence[str]
 ) -> Iterator[Placement]:
+    """The placements of these shapes, with so many stages a rank.
+
+    Raises:
+        ParameterError: there is no such shape, or a number is under 1.
+    """
     strange = next((shape for shape in shapes if shape not in ("loop", "vee")), None)
     if strange is not None:
         raise ParameterError(f"plan: a placement is loop or vee; got {strange!r}")

@@ -80,13 +80,13 @@ def render_figure(
     check_panels(panels, most=4)
     if memory and not any(panel.memory for panel in panels):
         raise ParameterError("pictures: no panel says what memory its ranks hold")
-    with _settings():
+    with settings():
         figure = _figure(panels, DARK if dark else LIGHT, width, memory=memory, messages=messages)
-        return _saved(figure, format, "; ".join(printable(panel.title) for panel in panels))
+        return saved(figure, format, "; ".join(printable(panel.title) for panel in panels))
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
+def settings() -> Iterator[None]:
     """Matplotlib's own settings, whatever the user's figures look like."""
     try:
         import matplotlib
@@ -101,7 +101,8 @@ def _settings() -> Iterator[None]:
         yield
 
 
-def _saved(figure: Figure, format: str, title: str) -> bytes:  # noqa: A002
+def saved(figure: Figure, format: str, title: str) -> bytes:  # noqa: A002
+    """The figure as the content of a file, the same every time."""
     buffer = io.BytesIO()
     # Nothing that differs from day to day, and a title for those who cannot see the picture.
     metadata = {"Date": None, "Title": title}
