@@ -27,6 +27,7 @@ ROWS = {
     "What each action does": 17,
     "Stages": 16,
     "The drop-in classes": 33,
+    "The controller": 42,
     "Files": 7,
     "What is better here": 18,
 }
@@ -36,7 +37,7 @@ NO_TEST = re.compile(r"(later: with|left out:) .+")
 CODE = re.compile(r"`([^`]+)`")
 RULE = re.compile(r"`([a-z]+(?:-[a-z]+)+)`")
 NAME = re.compile(
-    r"(?:errors|ir|formats|verify|passes|schedules|sim|view|runtime|pipelining)\.[\w.]+"
+    r"(?:errors|ir|formats|verify|passes|schedules|sim|view|runtime|pipelining|controller)\.[\w.]+"
 )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,3 +239,10 @@ def test_dispatch_is_one_of_two() -> None:
     option: dict[str, Any] = {"dispatch": "tensor"}
     with pytest.raises(ParameterError, match="dispatch must be 'step' or 'action'; got 'tensor'"):
         make(2, linear_tanh(2), **option)
+
+
+def test_the_page_is_true() -> None:
+    page = Path(__file__).parents[2] / "docs" / "stepping.md"
+    failed, tried = doctest.testfile(str(page), module_relative=False)
+    assert tried > 10
+    assert failed == 0
