@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fullbore.cli.app import main
-from fullbore.sim import TableCosts, save_costs
+from fullbore.schedules import build
+from fullbore.sim import TableCosts, UniformCosts, save_costs, simulate
 
 
 def run(*arguments: str) -> Result:
@@ -107,6 +108,35 @@ def test_compare_as_json():
     assert (one["peak_memory"], one["messages"], one["fits"]) == (2, 8, True)
 
 
+def test_compare_some():
+    size = ("-p", "4", "-m", "16", "--costs", "18,18,9,1")
+    lines = fine("compare", "1f1b", "zb:limit=8", "ZB", "gis:group_size=2", *size, "-v", "1,2")
+    rows = {(row[0], row[1]) for row in map(str.split, lines.splitlines()[1:])}
+    assert rows == {
+        *(("1f1b", "1"), ("zb", "1"), ("zb:limit=8", "1")),
+        *(("gis:group_size=2", "1"), ("gis:group_size=2", "2")),
+    }
+
+
+def test_families_that_take_costs_are_made_for_them_and_for_the_memory():
+    size = ("-p", "4", "-m", "16", "-v", "1", "--costs", "18,18,9,1", "--json")
+    spans = [
+        json.loads(fine("compare", "zb", *size, *memory))[0]["span_bubble_rate"]
+        for memory in (("--memory", "2x"), (), ("--memory", "0.75x"))
+    ]
+    costs = UniformCosts(F=18, I=18, W=9, latency=1)
+    wanted = [
+        simulate(
+            build("zb", num_ranks=4, num_microbatches=16, costs=costs, limit=limit), costs
+        ).span_bubble_rate
+        for limit in (8, 4, 3)
+    ]
+    assert spans == pytest.approx(wanted)
+    assert spans == sorted(spans)
+    text = fine("simulate", "zb:limit=8", "-p", "4", "-m", "16", "--costs", "18,18,9,1", "--json")
+    assert json.loads(text)["span_bubble_rate"] == spans[0]
+
+
 def test_compare_in_bytes(tmp_path: Path):
     path = tmp_path / "costs.json"
     save_costs(TableCosts(F=[1, 2], I=1, W=1, activation_bytes=[30, 10]), path)
@@ -124,6 +154,9 @@ def test_compare_in_bytes(tmp_path: Path):
         (("-v", "a"), "give numbers such as 1,2,4"),
         (("--memory", "lots"), "give bytes, or 0.75x"),
         (("--memory", "-1x"), "give bytes, or 0.75x"),
+        (("nosuch",), "there is no family 'nosuch'. Choose one of gpipe"),
+        (("zbv", "-v", "1"), "zbv, 1 a rank: zbv_zero_bubble: stages_per_rank must be 2; got 1"),
+        (("zb", "-v", "1", "--memory", "0.2x"), "zb, 1 a rank: memory: rank 0 needs 1 at least"),
     ],
 )
 def test_bad_comparisons(arguments: tuple[str, ...], message: str):

@@ -35,9 +35,40 @@ def run(*arguments: str, code: int = 0) -> Result:
 
 
 def test_list_names_every_family():
-    lines = run("list").stdout.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [*FAMILIES]
-    assert [family["name"] for family in json.loads(run("list", "--json").stdout)] == [*FAMILIES]
+    names, options = run("list").stdout.split("\n\n")
+    assert [line.split()[0] for line in names.splitlines()[1:]] == [*FAMILIES]
+    found = json.loads(run("list", "--json").stdout)
+    assert [family["name"] for family in found] == [*FAMILIES]
+    of = {name: [*family.options] for name, family in FAMILIES.items() if family.options}
+    assert {f["name"]: [*f["options"]] for f in found if f["options"]} == of
+    assert [line.split()[0] for line in options.splitlines()[1:]] == [*of]
+    assert [f["name"] for f in found if f["uses_costs"]] == ["zb", "zbv_greedy"]
+
+
+def test_a_family_takes_options():
+    size = ("-p", "4", "-m", "8")
+    schedule = build("gis", num_ranks=4, num_microbatches=8, group_size=2)
+    shown = run("show", "gis:group_size=2", *size, "--width", "90").stdout
+    assert shown == render_grid(schedule, width=90) + "\n"
+    run("verify", "GIS:group_size=2", *size)
+    assert "0F0" in run("lower", "zb:limit=2", *size).stdout
+    assert run("diff", "gis", "gis:group_size=4", *size).exit_code == 0
+    assert run("diff", "gis", "gis:group_size=2", *size, code=1).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("gis:size=2", "Error: gis: there is no option 'size'; it has these: group_size (microb"),
+        ("gis:group_size", "Error: gis: options are written as name=number, with commas between"),
+        ("1f1b:limit=2", "Error: 1f1b: there is no option 'limit'; it has these: none"),
+        ("zb:limit=0", "Error: zb: limit must be at least 1; got 0"),
+        ("zb:limit=2,limit=3", "Error: zb: an option is given twice: 'zb:limit=2,limit=3'"),
+        ("nosuch:limit=2", "Error: schedule: there is no family 'nosuch'. Choose one of gpipe"),
+    ],
+)
+def test_wrong_options(source: str, message: str):
+    assert message in run("show", source, "-p", "4", "-m", "8", code=2).output
 
 
 @pytest.mark.parametrize("name", [*FAMILIES])

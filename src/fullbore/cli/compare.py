@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import click
 
@@ -13,13 +14,13 @@ from fullbore.cli.limits import counts, memory_limit
 from fullbore.cli.output import echo_json, echo_table, json_option
 from fullbore.errors import ParameterError
 from fullbore.plan import Memory
-from fullbore.schedules import Family, build, families
+from fullbore.schedules import build, families, parse
 from fullbore.sim import Costs, Metrics, UniformCosts, measure, simulate
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One family with one number of stages a rank."""
+    """One family, and its options, with one number of stages a rank."""
 
     family: str
     stages_per_rank: int
@@ -36,8 +37,10 @@ class _Entry:
         "fullbore compare --ranks 4 --microbatches 8",
         "fullbore compare --ranks 8 --microbatches 24 --costs 18.5,18.1,9.3,0.6 --memory 1x",
         "fullbore compare --ranks 4 --microbatches 16 --stages-per-rank 1,2 --json",
+        "fullbore compare 1f1b zb zb:limit=8 --ranks 4 --microbatches 16 --costs 18.5,18.1,9.3,0.6",
     )
 )
+@click.argument("schedules", nargs=-1, metavar="[FAMILY]...")
 @click.option("--ranks", "-p", type=click.IntRange(min=1), required=True, help="Ranks, P.")
 @click.option(
     "--microbatches", "-m", type=click.IntRange(min=1), required=True, help="Microbatches, M."
@@ -54,6 +57,7 @@ class _Entry:
 )
 @json_option
 def compare(
+    schedules: tuple[str, ...],
     *,
     ranks: int,
     microbatches: int,
@@ -62,7 +66,8 @@ def compare(
     memory: Memory | None,
     as_json: bool,
 ) -> None:
-    """Compare all families: time, bubble, memory and messages, the fastest first.
+    """Compare families, all unless some are named: time, bubble, memory and messages, the fastest
+    first. Those that arrange their order by costs do so for these, within the memory.
 
     Costs given as numbers are of all that a rank holds, whatever number of stages it is cut into.
     Memory is in bytes if the costs say any, else in microbatches' activations of one rank.
@@ -72,14 +77,16 @@ def compare(
     if isinstance(model, UniformCosts):
         model = replace(model, activation_bytes=1.0)
     entries, left_out = [], []
-    for family in families().values():
-        if family.name == "forward_only":
-            continue
+    for text in schedules or [name for name in families() if name != "forward_only"]:
+        found = []
         for count in tried:
             try:
-                entries.append(_entry(family, (ranks, microbatches, count), model, memory))
+                found.append(_entry(text, (ranks, microbatches, count), model, memory))
             except ParameterError as error:
-                left_out.append(f"{family.name}, {count} a rank: {error}")
+                left_out.append(f"{text}, {count} a rank: {error}")
+        if schedules and not found:
+            raise click.UsageError(left_out[-1])
+        entries += found
     if not entries:
         raise click.UsageError("nothing can be compared: " + "; ".join(left_out))
     entries.sort(key=lambda entry: (not entry.fits, entry.metrics.makespan))
@@ -89,19 +96,20 @@ def compare(
     echo_table(_rows(entries, in_bytes=not isinstance(model, UniformCosts)))
 
 
-def _entry(
-    family: Family, size: tuple[int, int, int], model: Costs, memory: Memory | None
-) -> _Entry:
+def _entry(text: str, size: tuple[int, int, int], model: Costs, memory: Memory | None) -> _Entry:
     ranks, microbatches, count = size
+    family, options = parse(text)
+    placement = family.place(ranks, count, None)
+    limit = None if memory is None else memory.bytes(model, [placement])
+    known: dict[str, Any] = {"costs": model, "memory": limit} if family.uses_costs else {}
     schedule = build(
-        family.name, num_ranks=ranks, num_microbatches=microbatches, stages_per_rank=count
+        text, num_ranks=ranks, num_microbatches=microbatches, stages_per_rank=count, **known
     )
     metrics = measure(schedule, simulate(schedule, model), model)
-    entry = _Entry(family.name, count, metrics, fits=True)
-    if memory is None:
-        return entry
-    limit = memory.bytes(model, [schedule.placement])
-    return replace(entry, fits=entry.peak <= limit * (1 + 1e-9))
+    written = ",".join(f"{name}={value}" for name, value in options.items())
+    name = f"{family.name}:{written}" if written else family.name
+    entry = _Entry(name, count, metrics, fits=True)
+    return entry if limit is None else replace(entry, fits=entry.peak <= limit * (1 + 1e-9))
 
 
 def _rows(entries: Sequence[_Entry], *, in_bytes: bool) -> list[tuple[str, ...]]:

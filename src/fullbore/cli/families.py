@@ -19,7 +19,7 @@ from fullbore.schedules import families as all_families
 )
 @json_option
 def families(as_json: bool) -> None:  # noqa: FBT001 - click passes by keyword
-    """List the schedule families."""
+    """List the schedule families and their options."""
     found = all_families()
     if as_json:
         echo_json([_facts(family) for family in found.values()])
@@ -30,6 +30,14 @@ def families(as_json: bool) -> None:  # noqa: FBT001 - click passes by keyword
         for family in found.values()
     ]
     echo_table(rows)
+    click.echo("\noptions, written after the name, as in gis:group_size=4:")
+    echo_table(
+        [
+            (f"  {family.name}", option, meaning)
+            for family in found.values()
+            for option, meaning in family.options.items()
+        ]
+    )
 
 
 def _stages(family: Family) -> str:
@@ -44,6 +52,8 @@ def _facts(family: Family) -> dict[str, object]:
         "placement": family.shape,
         "stages_per_rank": family.default_stages_per_rank,
         "fixed_stages_per_rank": family.fixed_stages_per_rank,
+        "options": dict(family.options),
+        "uses_costs": family.uses_costs,
         "description": family.description,
         "source": family.source,
     }

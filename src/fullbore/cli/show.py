@@ -97,7 +97,7 @@ def show(
     _refuse(options, PICTURE_ONLY if as_text else GRID_ONLY, as_text=as_text)
     if output is not None and not as_text:
         ending_of(output)
-    found = request.read(schedule)
+    found = request.read(schedule, options["costs"])
     if lowered and found.form is Form.COMPUTE:
         found = lower(found)
     if options["as_json"]:

@@ -36,7 +36,7 @@ def simulate(
 
     Every action starts as soon as it can. Times are in the unit of the costs.
     """
-    found = request.read(schedule)
+    found = request.read(schedule, costs)
     model = TableCosts(F=1, I=1, W=1) if costs is None else costs
     timeline = simulated(found, model)
     causes = Causes(found, timeline)

@@ -14,7 +14,8 @@ import click
 from fullbore.errors import FormatError, ParameterError
 from fullbore.formats import DIALECTS, FORMATS, load
 from fullbore.ir import Placement, Schedule
-from fullbore.schedules import build, resolve
+from fullbore.schedules import build, parse, resolve
+from fullbore.sim import Costs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -37,8 +38,12 @@ class Request:
     placement: Placement | None
     dialect: str
 
-    def read(self, source: str) -> Schedule:
+    def read(self, source: str, costs: Costs | None = None) -> Schedule:
         """The schedule that ``source`` and the options mean.
+
+        Args:
+            source: a family, perhaps with options (``gis:group_size=4``), or a file.
+            costs: what a family that takes costs arranges its order by.
 
         Raises:
             click.UsageError: options are missing, or mean nothing for a file.
@@ -47,9 +52,11 @@ class Request:
         if is_file(source):
             return self._load(source)
         try:
-            resolve(source)
+            family, _ = parse(source)
         except ParameterError as error:
-            raise click.UsageError(f"{source!r} is no .csv, .json or .txt file; {error}") from error
+            is_name = ":" not in source
+            hint = f"{source!r} is no .csv, .json or .txt file; " if is_name else ""
+            raise click.UsageError(f"{hint}{error}") from error
         if self.microbatches is None or (self.ranks is None and self.placement is None):
             raise click.UsageError(
                 "a family needs --ranks and --microbatches, as in: "
@@ -63,6 +70,7 @@ class Request:
             num_microbatches=self.microbatches,
             stages_per_rank=self.stages_per_rank,
             placement=self.placement,
+            costs=costs if family.uses_costs else None,
         )
 
     def _load(self, source: str) -> Schedule:
