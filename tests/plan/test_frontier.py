@@ -24,10 +24,10 @@ def test_time_never_rises_with_memory():
         assert max(point.best.peak) <= point.memory * (1 + 1e-9)
         assert point.best.length >= point.bound * (1 - 1e-9)
         assert point.gap == pytest.approx(point.best.length / point.bound - 1, abs=1e-9)
-        work = 6 * 11
-        assert point.least_bubble == pytest.approx(1 - work / point.bound)
         lengths.append(point.best.length)
         bounds.append(point.bound)
+    assert found.work == pytest.approx(6 * 11)
+    assert found.bubble(132) == pytest.approx(0.5)
     assert lengths == sorted(lengths, reverse=True)
     assert bounds == sorted(bounds, reverse=True)
 

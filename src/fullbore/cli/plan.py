@@ -5,40 +5,39 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fullbore.cli import plan_frontier
 from fullbore.cli.costs import costs_option
 from fullbore.cli.help import examples
 from fullbore.cli.limits import counts, memory_limit
 from fullbore.cli.output import echo_json, echo_table, json_option
+from fullbore.cli.plan_costs import (
+    activations_option,
+    chosen_costs,
+    frontier_option,
+    layers_option,
+    model_option,
+)
+from fullbore.cli.plan_report import facts, rows, words
 from fullbore.errors import FormatError
 from fullbore.formats import FORMATS, save
 from fullbore.ir import Placement
-from fullbore.plan import EFFORT, Candidate, Memory, Plan, Progress, save_plan
+from fullbore.plan import EFFORT, Candidate, LayerCosts, Memory, Plan, Progress, save_plan
+from fullbore.plan import frontier as planned_frontier
+from fullbore.plan import joint as planned_jointly
 from fullbore.plan import plan as planned
 from fullbore.sim import Costs, UniformCosts
-from fullbore.view.files import ending_of, save_picture
-from fullbore.view.panel import simulated
+from fullbore.view import save_frontier, save_picture, simulated
+from fullbore.view.files import ending_of
+from fullbore.view.frontier import frontier_ending
 
 _STEPS = 1000
-
-
-def _activations(
-    ctx: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[float, float] | None:
-    if value is None:
-        return None
-    try:
-        held, kept = map(float, value.split(","))
-    except ValueError:
-        held = kept = -1.0
-    if not 0 <= kept <= held < float("inf"):
-        raise click.BadParameter(f"{value!r}; give what is held from F to I, and what from I to W")
-    return held, kept
+_SPLITS = 8
+_CHEAP = 5000
 
 
 @click.command(
@@ -46,6 +45,8 @@ def _activations(
         "fullbore plan --costs 18.5,18.1,9.3,0.6 -p 8 -m 24 --memory 1x --deadline 2",
         "fullbore plan --costs costs.json -p 4 -m 8 --memory 3e10 -v 2 --effort 1 -o plan.json",
         "fullbore plan --costs 18.5,18.1,9.3 -p 4 -m 8 --memory 0.5x -v 2 --effort 2 -o plan.html",
+        "fullbore plan --costs 18.5,18.1,9.3 -p 4 -m 8 --frontier 0.5x,1x,2x --effort 1 -o all.svg",
+        "fullbore plan --model 32,4096,32,1024,50257 -p 4 -m 8 --joint --effort 1 -v 1,2",
     )
 )
 @click.option("--ranks", "-p", type=click.IntRange(min=1), required=True, help="Ranks, P.")
@@ -53,19 +54,21 @@ def _activations(
     "--microbatches", "-m", type=click.IntRange(min=1), required=True, help="Microbatches, M."
 )
 @costs_option("1,1,1")
-@click.option(
-    "--activation-bytes",
-    "activations",
-    callback=_activations,
-    metavar="F_TO_I,I_TO_W",
-    help="What a rank holds of a microbatch from F to I and from I to W, for costs given as "
-    "numbers.  [default: 1 until W]",
-)
+@activations_option
+@layers_option
+@model_option
 @click.option(
     "--memory",
     callback=memory_limit,
     metavar="BYTES|0.75x",
     help="What a rank may hold: bytes, or a multiple of P microbatches' activations.",
+)
+@frontier_option
+@click.option(
+    "--joint/--no-joint",
+    default=None,
+    help="Try several splits of the layers, or only that whose busiest rank has least to do.  "
+    f"[default: several, up to {_CHEAP} actions]",
 )
 @click.option("--stages-per-rank", "-v", default="1,2,4", show_default=True, help="Which V to try.")
 @click.option("--placement", default="loop,vee", show_default=True, help="Which to try.")
@@ -101,8 +104,11 @@ def plan(
     *,
     costs: Costs | None,
     activations: tuple[float, float] | None,
+    layers: LayerCosts | None,
+    model: LayerCosts | None,
     memory: Memory | None,
-    stages_per_rank: str,
+    frontier: tuple[Memory, ...] | None,
+    joint: bool | None,
     placement: str,
     output: str | None,
     as_json: bool,
@@ -113,30 +119,79 @@ def plan(
     Costs given as numbers are of all that a rank holds, whatever number of stages it is cut into.
     Ctrl-C ends the search with the best so far.
     """
-    if output is not None and _ending(output) not in FORMATS:
-        ending_of(output)
-    model = _model(costs, activations)
-    tried = counts(stages_per_rank)
+    chosen = chosen_costs(costs, activations, layers, model)
+    _check(chosen, memory, frontier, joint=joint, output=output)
     options |= {"num_ranks": options.pop("ranks")}
     options |= {"num_microbatches": options.pop("microbatches")}
-    loops = [Placement.loop(options["num_ranks"], count) for count in tried]
-    limit = None if memory is None else memory.bytes(model, loops)
-    with _progress() as show:
-        found = planned(
-            costs=model,
-            memory=limit,
-            stages_per_rank=tried,
-            shapes=tuple(placement.split(",")),
-            on_progress=show,
-            **options,
-        )
-    if output is not None:
-        _write(found, output, model)
-    if as_json:
-        echo_json(_facts(found))
+    options |= {"stages_per_rank": counts(options["stages_per_rank"])}
+    options |= {"shapes": tuple(placement.split(","))}
+    ranks = options["num_ranks"]
+    loops = [Placement.loop(ranks, count) for count in options["stages_per_rank"]]
+    if frontier is not None:
+        limits = [limit.bytes(chosen, loops) for limit in frontier]
+        _plan_frontier(limits, chosen, options, output=output, as_json=as_json)
         return
-    echo_table(_rows(found))
-    click.echo("\n" + "\n".join(_reasons(found)))
+    options |= {"memory": None if memory is None else memory.bytes(chosen, loops)}
+    together = None
+    with _progress() as show:
+        if isinstance(chosen, LayerCosts):
+            actions = 3 * max(loop.num_stages for loop in loops) * options["num_microbatches"]
+            several = actions <= _CHEAP if joint is None else joint
+            together = planned_jointly(
+                chosen, splits=_SPLITS if several else 1, on_progress=show, **options
+            )
+            chosen, found = together.costs, together.plan
+        else:
+            found = planned(costs=chosen, on_progress=show, **options)
+    if output is not None:
+        _write(found, output, chosen)
+    if as_json:
+        echo_json(facts(found, chosen, together))
+        return
+    echo_table(rows(found))
+    click.echo("\n" + "\n".join(words(found, chosen, together)))
+
+
+def _check(
+    costs: Costs,
+    memory: Memory | None,
+    limits: tuple[Memory, ...] | None,
+    *,
+    joint: bool | None,
+    output: str | None,
+) -> None:
+    """Complain before anything is planned."""
+    if joint and not isinstance(costs, LayerCosts):
+        raise click.UsageError("--joint splits layers; give --layer-costs or --model")
+    if limits is not None and (joint or memory is not None):
+        raise click.UsageError("--frontier has memory limits of its own, and takes no --joint")
+    if output is None:
+        return
+    if limits is not None:
+        frontier_ending(output)
+    elif _ending(output) not in FORMATS:
+        ending_of(output)
+
+
+def _plan_frontier(
+    limits: list[float],
+    costs: Costs,
+    options: dict[str, Any],
+    *,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    with _progress() as show:
+        found = planned_frontier(limits, costs=costs, on_progress=show, **options)
+    if output is not None:
+        title = f"{options['num_ranks']} ranks, {options['num_microbatches']} microbatches"
+        in_bytes = not isinstance(costs, UniformCosts)
+        with _writing(output):
+            save_frontier(plan_frontier.drawn(found, title=title, in_bytes=in_bytes), output)
+    if as_json:
+        echo_json(plan_frontier.facts(found))
+        return
+    echo_table(plan_frontier.rows(found))
 
 
 @contextmanager
@@ -153,102 +208,24 @@ def _progress() -> Iterator[Progress]:
         yield show
 
 
-def _model(costs: Costs | None, activations: tuple[float, float] | None) -> Costs:
-    model = UniformCosts(F=1, I=1, W=1) if costs is None else costs
-    if not isinstance(model, UniformCosts):
-        if activations is not None:
-            raise click.UsageError("--activation-bytes is for costs given as numbers")
-        return model
-    held, kept = (1.0, 1.0) if activations is None else activations
-    return replace(model, activation_bytes=held, kept_bytes=kept)
-
-
 def _ending(output: str) -> str:
     return Path(output).suffix.lower().removeprefix(".")
 
 
-def _write(found: Plan, output: str, model: Costs) -> None:
-    try:
+def _write(found: Plan, output: str, costs: Costs) -> None:
+    with _writing(output):
         if _ending(output) == "json":
-            save_plan(found, output, costs=model)
+            save_plan(found, output, costs=costs)
         elif _ending(output) in FORMATS:
             save(found.schedule, output)
         else:
-            save_picture(simulated(found.schedule, model), output)
+            save_picture(simulated(found.schedule, costs), output)
+
+
+@contextmanager
+def _writing(output: str) -> Iterator[None]:
+    """Say which file cannot be written."""
+    try:
+        yield
     except OSError as error:
         raise FormatError(f"cannot be written: {error.strerror}", file=output) from error
-
-
-def _rows(found: Plan) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        (
-            "schedule",
-            "placement",
-            "stages/rank",
-            "makespan",
-            "bubble",
-            "span",
-            "peak",
-            "above bound",
-        )
-    ]
-    rows += [
-        (
-            candidate.schedule.name,
-            candidate.placement.shape,
-            str(candidate.stages_per_rank),
-            f"{candidate.makespan:g}",
-            f"{candidate.makespan_bubble_rate:.2%}",
-            f"{candidate.span:g}",
-            f"{max(candidate.peak):g}",
-            f"{candidate.gap:.2%}",
-        )
-        for candidate in found.candidates
-    ]
-    return rows
-
-
-def _reasons(found: Plan) -> list[str]:
-    best = found.best
-    shape = best.placement.shape
-    lines = [
-        f"best: {best.schedule.name}, {shape}, {best.stages_per_rank} a rank. No schedule on this "
-        f"placement takes less than {best.bound:g}"
-    ]
-    if found.bound < best.bound:
-        lines.append(f"other placements that were tried could give {found.bound:g} at best")
-    families = [c for c in found.candidates if c.schedule.name != "plan"]
-    if best not in families and families:
-        gain = families[0].length / best.length - 1
-        lines.append(
-            f"{gain:.2%} faster than the best family that fits, {families[0].schedule.name}"
-        )
-    stopped = {"deadline": ", then the deadline", "interrupt": ", then it was interrupted"}
-    lines.append(
-        f"effort {found.effort} reached{stopped.get(found.stopped or '', '')}: "
-        f"{found.evaluations} orders in {found.seconds:.1f} s, and {found.compile_seconds:.1f} s "
-        f"to get ready; seed {found.seed}"
-    )
-    return [*lines, *(f"left out: {reason}" for reason in found.left_out)]
-
-
-def _facts(found: Plan) -> dict[str, object]:
-    names = ("bound", "objective", "memory", "seed", "effort", "evaluations", "seconds", "stopped")
-    return {
-        **{name: getattr(found, name) for name in names},
-        "left_out": list(found.left_out),
-        "candidates": [
-            {
-                "schedule": candidate.schedule.name,
-                "placement": list(candidate.placement.ranks),
-                "makespan": candidate.makespan,
-                "makespan_bubble_rate": candidate.makespan_bubble_rate,
-                "span": candidate.span,
-                "span_bubble_rate": candidate.span_bubble_rate,
-                "peak_memory": list(candidate.peak),
-                "bound": candidate.bound,
-                "gap": candidate.gap,
-            }
-            for candidate in found.candidates
-        ],
-    }

@@ -34,6 +34,7 @@ from fullbore.errors import FormatError
 from fullbore.formats import dumps, loads
 from fullbore.formats.fields import decode, wrong
 from fullbore.ir import Placement, Schedule
+from fullbore.plan.layers import LayerCosts
 from fullbore.plan.search import Plan
 from fullbore.sim import Costs, TableCosts, dump_costs, read_costs
 
@@ -48,7 +49,8 @@ class PlanFile(NamedTuple):
         schedule: the best one's.
         costs: what it was planned for, by stage.
         proof: the rest: ``objective``, ``makespan``, ``span``, ``bound`` (of its placement),
-            ``gap``, ``memory``, ``peak``, ``seed``, ``effort``, ``stopped``, ``evaluations``.
+            ``gap``, ``memory``, ``peak``, ``seed``, ``effort``, ``stopped``, ``evaluations``;
+            and with costs by layer ``layers``, the first of each stage and that after its last.
     """
 
     schedule: Schedule
@@ -74,6 +76,9 @@ def dump_plan(found: Plan, costs: Costs) -> str:
         "evaluations": found.evaluations,
         "costs": json.loads(dump_costs(by_stage(costs, best.placement))),
     }
+    if isinstance(costs, LayerCosts):
+        stages = costs.split(best.placement).stages
+        proof["layers"] = [[stage.start, stage.stop] for stage in stages]
     lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(proof[key])}" for key in proof)
     schedule = dumps(best.schedule, format="json").rstrip().removesuffix("}").rstrip()
     return f'{schedule},\n  "plan": {{\n{lines}\n  }}\n}}\n'

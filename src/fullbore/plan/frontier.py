@@ -39,14 +39,6 @@ class Point:
         """How far the best is above the bound, as a part of it; ``inf`` if there is none."""
         return inf if self.best is None else max(0.0, self.best.length / self.bound - 1)
 
-    @property
-    def least_bubble(self) -> float:
-        """The bubble rate of a schedule that met the bound; NaN if there is none."""
-        if self.best is None:
-            return float("nan")
-        work = (1 - self.best.makespan_bubble_rate) * self.best.makespan
-        return 1 - work / self.bound
-
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
@@ -59,6 +51,20 @@ class Frontier:
 
     points: tuple[Point, ...]
     families: tuple[Candidate, ...]
+
+    @property
+    def work(self) -> float:
+        """What the busiest rank has to do, where that is least."""
+        found = [*self.families, *(point.best for point in self.points if point.best is not None)]
+        return min((1 - one.makespan_bubble_rate) * one.makespan for one in found)
+
+    def bubble(self, length: float) -> float:
+        """The part of a step of some length, or of a bound, that is more than ``work``.
+
+        That is the bubble rate where all placements share the work alike. Where they do not, it
+        counts for all of them from the same work, so that a shorter step has the smaller bubble.
+        """
+        return 1 - self.work / length
 
 
 def frontier(

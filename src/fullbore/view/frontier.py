@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,8 +57,8 @@ def render_frontier(
     *,
     dark: bool = False,
 ) -> bytes:
-    """Bubble rate over memory: a step line of what was planned, the area that no schedule reaches,
-    and a mark for every family that takes no more than the largest limit.
+    """Bubble rate over memory: a step line of the best that is known, the area that no schedule
+    reaches, and a mark for every family that takes no more than the largest limit.
 
     Args:
         front: what to draw.
@@ -187,14 +188,24 @@ def _figure(front: Front, colors: Colors) -> Figure:
 
 
 def _lines(axes: Axes, front: Front, colors: Colors, *, planned: str) -> None:
-    """Steps: a plan serves every larger limit, a bound every smaller one."""
+    """Steps: a schedule serves every larger limit, a bound every smaller one."""
     left, right = axes.get_xlim()
-    memory, bubble = zip(*((spot.memory, spot.bubble) for spot in front.plans), strict=True)
+    memory, bubble, _ = zip(*_best(front), strict=True)
     axes.step([*memory, right], [*bubble, bubble[-1]], where="post", color=planned, zorder=3)
-    limits, least = zip(*front.bounds, strict=True)
-    xs, ys = [left, *limits, right], [least[0], *least, least[-1]]
+    limits, bounds = zip(*front.bounds, strict=True)
+    xs, ys = [left, *limits, right], [bounds[0], *bounds, bounds[-1]]
     axes.fill_between(xs, ys, step="pre", color=colors.idle, linewidth=0, zorder=1)
     axes.step(xs, ys, where="pre", color=colors.arrow, linewidth=0.9, zorder=2)
+
+
+def _best(front: Front) -> list[Spot]:
+    """From the least memory on, what idles less than all that take less."""
+    found: list[Spot] = []
+    largest = max(spot.memory for spot in front.plans)
+    for spot in sorted((*front.plans, *front.families)):
+        if spot.memory <= largest * (1 + 1e-9) and (not found or spot.bubble < found[-1].bubble):
+            found.append(spot)
+    return found
 
 
 def _labels(axes: Axes, spots: Sequence[Spot], front: Front, colors: Colors) -> None:
@@ -206,8 +217,10 @@ def _labels(axes: Axes, spots: Sequence[Spot], front: Front, colors: Colors) -> 
         return (memory - left) / (right - left) * wide, (bubble - low) / (high - low) * tall
 
     marks = [place(spot.memory, spot.bubble) for spot in spots]
-    # No name on a mark, nor where no schedule can be.
+    # No name on a mark or a line, nor where no schedule can be.
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in marks]
+    falls = [place(spot.memory, spot.bubble) for spot in _best(front)]
+    taken += [(x, y, x, above) for (_, above), (x, y) in pairwise(falls)]
     before = 0.0
     for x, y in (place(*bound) for bound in front.bounds):
         taken.append((before, 0.0, x, y))
