@@ -165,6 +165,24 @@ def test_stages_get_their_input_by_name_where_they_ask_for_it() -> None:
         stages[0](x)  # what the pipeline had added is gone
 
 
+class Two(nn.Module):
+    """Takes its input by Monarch's name in the first place, and another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, input_tensor: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(input_tensor) + other, other
+
+
+def test_a_stage_of_several_inputs_gets_each_in_its_place() -> None:
+    stages, (x, _) = [Two(), Two()], data()
+    with make(2, stages) as pp:
+        found = pp.eval((x, 2 * x)).output
+    assert torch.equal(found[0], stages[1](*stages[0](x, 2 * x))[0])
+
+
 def test_factories_take_their_input_by_name_too() -> None:
     stages = [Factory("tests.controller.test_names.Keyword") for _ in range(2)]
     with make(2, stages) as pp:

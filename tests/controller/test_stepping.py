@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -175,6 +176,34 @@ def test_a_rank_does_not_run_far_ahead_of_who_receives() -> None:
         found.find(action)
     found.advance(1)
     found.advance(0)
+
+
+@pytest.mark.parametrize("family", TRAINING)
+def test_the_ranks_take_turns_in_any_way(family: str) -> None:
+    modules, (x, y) = stages_of(family), data()
+    reference = wanted(modules, x, y)
+    random = Random(family)
+    for schedule in (batched(family), fb.lower(fb.build(family, num_ranks=2, num_microbatches=4))):
+        with make(2, modules, schedule=schedule) as pp, pp.start(x, y) as stepping:
+            pp.zero_grad()
+            while stepping.left:
+                stepping.run(random.choice(stepping.ready))
+            stepping.finish()
+            assert_gradients(modules, reference.gradients, schedule)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_rank_waits_for_ever(family: str) -> None:
+    random = Random(family)
+    for num_ranks, count in ((1, 3), (3, 40), (4, 9)):
+        plan = fb.build(family, num_ranks=num_ranks, num_microbatches=count)
+        for options in ({}, {"sink": True, "batch": True}, {"batch": True, "shard": True}):
+            schedule = fb.lower(plan, **options)
+            found = Frontier(schedule)
+            for _ in schedule.actions():
+                heads = ((rank, found.next_of(rank)) for rank in range(num_ranks))
+                ready = [r for r, a in heads if a is not None and found.obstacle(a) is None]
+                found.advance(random.choice(ready))
 
 
 def test_many_microbatches_run_to_the_end() -> None:

@@ -29,21 +29,27 @@ INPUT = "input_tensor"
 
 def asks_for_input_tensor(module: nn.Module) -> bool:
     """Whether the module's forward has a parameter ``input_tensor`` that can be given by name."""
-    try:
-        parameters: Mapping[str, Parameter] = signature(module.forward).parameters
-    except (TypeError, ValueError):  # a function without a signature
-        return False
-    wanted = parameters.get(INPUT)
+    wanted = _parameters(module).get(INPUT)
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return wanted is not None and wanted.kind in named
 
 
 def pass_by_name(module: nn.Module) -> RemovableHandle | None:
     """From now on, the module's first positional argument is passed as ``input_tensor``, if its
-    forward asks for that. None if it does not."""
+    forward has that parameter, and elsewhere than in the first place. None if it has not."""
+    first = next(iter(_parameters(module)), None)
+    if first == INPUT and _parameters(module)[INPUT].kind is not Parameter.KEYWORD_ONLY:
+        return None
     if not asks_for_input_tensor(module):
         return None
     return module.register_forward_pre_hook(_by_name, with_kwargs=True)
+
+
+def _parameters(module: nn.Module) -> Mapping[str, Parameter]:
+    try:
+        return signature(module.forward).parameters
+    except (TypeError, ValueError):  # a function without a signature
+        return {}
 
 
 def _by_name(
