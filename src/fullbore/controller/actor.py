@@ -13,13 +13,18 @@ from fullbore.errors import MissingExtra
 if find_spec("monarch") is None:
     raise MissingExtra("engine='monarch' needs torchmonarch: pip install 'fullbore[monarch]'")
 
-# How often Monarch looks whether processes live; it looks every few seconds by itself.
-os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "100ms")
+# How often Monarch looks whether processes live: every few seconds if it is not told. A process
+# that ends while Monarch asks for its state is not noticed for half a minute, so that asking all
+# the time does not help either.
+os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
 
 import monarch.actor
-from monarch.actor import Actor, MeshFailure, endpoint
+from monarch.actor import Actor, MeshFailure, config, endpoint
 
 from fullbore.controller.seat import Seat
+
+# This package's messages name the rank. Monarch would write [actor=...] before each, repeatedly.
+config.prefix_python_logs_with_actor = False
 
 _AFTERMATH_SECONDS = 60.0
 """News of a process's end may come late, and piece by piece."""
@@ -46,11 +51,11 @@ class FaultHook:
     of it by an exception. Other faults go to the hook that there was.
 
     Attributes:
-        texts: what Monarch said of the faults that are the engine's.
+        texts: what Monarch said of each mesh that was hurt, by the mesh's name.
     """
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
+        self.texts: list[tuple[str, str]] = []
         self._before: Callable[[MeshFailure], None] | None = None
         self._is_hurt: Callable[[], bool] = lambda: False
         self._until = 0.0
@@ -79,7 +84,7 @@ class FaultHook:
     def __call__(self, failure: Any) -> None:
         """Monarch tells of a fault."""
         if self._is_hurt() or time.monotonic() < self._until:
-            self.texts.append(str(failure))
+            self.texts.append((failure.mesh_name, str(failure)))
             return
         assert self._before is not None
         self._before(failure)

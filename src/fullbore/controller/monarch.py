@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import secrets
 import signal
 import sys
 import time
@@ -13,9 +14,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+# First: it says what to install where Monarch is missing, and sets Monarch up.
+from fullbore.controller.actor import FaultHook, RankActor
+
+# isort: split
 from monarch.actor import Future, HostMesh, ProcMesh, this_host
 
-from fullbore.controller.actor import FaultHook, RankActor
 from fullbore.controller.engine import RankLost
 from fullbore.controller.host import Build
 from fullbore.controller.meeting import Appointment, Contact, TransportName, uses_memory
@@ -29,9 +33,9 @@ GRACE = 5.0
 """Seconds in which a rank is waited for that may be why others fail."""
 
 _TICK = 0.05
-_REASON_SECONDS = 1.0
+_REASON_SECONDS = 1.5
 _GOODBYE_SECONDS = 2.0
-_STOP_SECONDS = 20.0
+_STOP_SECONDS = 3.0
 
 
 class MonarchEngine:
@@ -51,12 +55,12 @@ class MonarchEngine:
         self._meshes: list[Any] = []
         self._builds: Sequence[Build] = ()
         self._owned: list[Any] = []
-        self._actor_meshes: list[Any] = []
         self._actors: list[Any] = []
         self._pending: dict[int, Future[bytes]] = {}
         self._processes = Processes({})
         self._lost: RankLost | None = None
         self._hook = FaultHook()
+        self._token = secrets.token_hex(4)
 
     def place(self, meshes: Any) -> Sequence[Sequence[int]]:
         """A process a rank.
@@ -131,11 +135,13 @@ class MonarchEngine:
             # one that would not hear it.
             self._processes.kill()
         self._hook.retire()
-        for mesh in self._owned or self._actor_meshes:
+        lost = None if self._lost is None else self._lost.rank
+        actors = [actor for rank, actor in enumerate(self._actors) if rank != lost]
+        for mesh in self._owned or actors:
             with suppress(Exception):
                 mesh.stop().get(timeout=_STOP_SECONDS)
         self._processes.close()
-        self._owned, self._actor_meshes, self._actors, self._pending = [], [], [], {}
+        self._owned, self._actors, self._pending = [], [], {}
 
     def _is_hurt(self) -> bool:
         return self._lost is not None or bool(self._processes.ended())
@@ -151,15 +157,18 @@ class MonarchEngine:
                 rank = len(self._actors)
                 place = procs.slice(**point)
                 actor = place.spawn(
-                    f"fullbore_rank_{rank}",
+                    self._name(rank),
                     RankActor,
                     rank,
                     sys.path,
                     str(Path.cwd()),
                     self._threads,
                 )
-                self._actor_meshes.append(actor)
                 self._actors.append(actor)
+
+    def _name(self, rank: int) -> str:
+        """Of a rank's actor; no other engine's is called that."""
+        return f"fullbore_{self._token}_rank_{rank}"
 
     def _everywhere(self, method: str, *args: Any) -> list[Any]:
         return self.ask([pack((method, args))] * len(self._actors))
@@ -242,9 +251,10 @@ class MonarchEngine:
                 return _reason(str(error))
             else:
                 time.sleep(_TICK)
-            found = next((t for t in map(_reason, self._hook.texts) if t != _GONE), None)
-            if found is not None:
-                return found
+            own = f"{self._name(rank)}-"
+            reasons = [_reason(text) for name, text in self._hook.texts if name.startswith(own)]
+            if reasons:
+                return reasons[0]
         return _GONE
 
     def _lose(self, rank: int, how: str) -> RankLost:
