@@ -13,7 +13,7 @@ import fullbore as fb
 from fullbore.cli import main
 from fullbore.runtime import Pipeline
 from fullbore.sim import load_costs, load_profile
-from fullbore.train import rank
+from fullbore.train import stages
 from fullbore.train.model import loss_fn
 
 pytestmark = pytest.mark.torch
@@ -106,7 +106,7 @@ def test_a_wrong_pipeline_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path
     def wrong(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return 1.01 * loss_fn(output, target)
 
-    monkeypatch.setattr(rank, "loss_fn", wrong)
+    monkeypatch.setattr(stages, "loss_fn", wrong)
     result = train("-m", 2, *TINY, "--steps", 3, "--check", "--save", tmp_path / "x.pt")
     assert result.exit_code == 1
     assert "step 1: the pipeline differs from the unpipelined model" in result.stderr

@@ -12,7 +12,7 @@ compared is one step, and float noise remains float noise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ from fullbore.train.checkpoint import pack, unpack
 from fullbore.train.compare import Difference, compare
 from fullbore.train.link import Link
 from fullbore.train.messages import Weights
-from fullbore.train.model import GPT
-from fullbore.train.optimizer import Optimizer
+from fullbore.train.optimizer import State
 from fullbore.train.reference import Reference
 from fullbore.train.settings import Settings
 from fullbore.verify import accumulates_in_order
@@ -33,27 +32,25 @@ class Check:
     """Compares the stages of this process.
 
     Args:
-        parts: the model's part of each stage held here.
+        places: the stage of each parameter held here, by name.
         settings: of the run.
         link: to share weights.
         device: where the stages are.
     """
 
     def __init__(
-        self, parts: Mapping[int, GPT], settings: Settings, link: Link, *, device: torch.device
+        self, places: Mapping[str, int], settings: Settings, link: Link, *, device: torch.device
     ) -> None:
         schedule = settings.schedule
         self._link, self._in_order = link, accumulates_in_order(schedule)
         self._shares_weights = not all(self._in_order)
-        self._stages = {
-            name: stage for stage, part in parts.items() for name, _ in part.named_parameters()
-        }
+        self._places = places
         self._reference = Reference(settings.recipe, schedule.num_microbatches, device=device)
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """The reference's."""
-        return self._reference.optimizer
+    def restore(self, weights: Mapping[str, Tensor], state: State) -> None:
+        """Begin where a checkpoint ends."""
+        self._reference.optimizer.load_weights(weights)
+        self._reference.optimizer.load_state(state)
 
     def follow(self, schedule: Schedule) -> None:
         """From now on the stages run ``schedule``. Once rounding has parted the two, the reference
@@ -62,14 +59,18 @@ class Check:
         self._shares_weights |= not all(self._in_order)
 
     def compare(
-        self, inputs: Tensor, target: Tensor, optimizer: Optimizer, losses: Sequence[Tensor] | None
+        self,
+        inputs: Tensor,
+        target: Tensor,
+        gradients: Mapping[str, Tensor | None],
+        losses: Sequence[Tensor] | None,
     ) -> list[Difference]:
         """Run the reference on the same batch and compare gradients and, where they are, losses."""
         wanted = self._reference.backward(inputs, target)
-        gradients = {name: p.grad for name, p in self.optimizer.parameters.items()}
+        right = self._reference.optimizer.gradients()
         found = [
-            compare(name, parameter.grad, gradients[name], exact=self._in_order[self._stages[name]])
-            for name, parameter in optimizer.parameters.items()
+            compare(name, gradient, right[name], exact=self._in_order[self._places[name]])
+            for name, gradient in gradients.items()
         ]
         if losses is not None:
             # A forward does not depend on the order of the backwards.
@@ -79,10 +80,15 @@ class Check:
             ]
         return found
 
-    def update(self, optimizer: Optimizer, step: int) -> None:
-        """Take the reference to the next step."""
-        self.optimizer.step(step)
+    def update(self, weights: Callable[[], Mapping[str, Tensor]], step: int) -> None:
+        """Take the reference to the next step.
+
+        Args:
+            weights: gives those that the stages here have now.
+            step: that is over.
+        """
+        self._reference.optimizer.step(step)
         if not self._shares_weights:
             return
-        for shared in self._link.ask(Weights(pack(optimizer.weights()))):
-            self.optimizer.load_weights(unpack(shared))
+        for shared in self._link.ask(Weights(pack(weights()))):
+            self._reference.optimizer.load_weights(unpack(shared))

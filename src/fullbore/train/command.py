@@ -169,6 +169,11 @@ def _memory(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     "ranks in one process.",
 )
 @click.option(
+    "--controller",
+    type=click.Choice(["local", "monarch"]),
+    help="Drive all ranks from this process: in it, or each in an actor of Monarch's.",
+)
+@click.option(
     "--threads", metavar="N", type=COUNT, default=1, show_default=True, help="Of each rank."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")

@@ -34,7 +34,8 @@ def run(
     *,
     membership: Membership | None = None,
 ) -> tuple[Outcome, Progress | None]:
-    """Train: as one of torchrun's processes, in new ones, or in this one alone.
+    """Train: as one of torchrun's processes, in new ones, in this one alone, or from it as the
+    controller of all ranks.
 
     Args:
         settings: of the run. The transport ``local`` plays all ranks in this process.
@@ -82,11 +83,16 @@ def _check(
         )
     if settings.planning is not None:
         check_steps(settings, settings.planning, 0 if checkpoint is None else checkpoint.step)
+    if settings.controller is not None and membership is not None:
+        raise ParameterError(
+            "--controller: torchrun has started several processes, and the controller is one; "
+            "start it without torchrun"
+        )
     if settings.device == "cpu":
         return
     if not torch.cuda.is_available():
         raise ParameterError("--device cuda: there is no GPU that this torch can use")
-    if membership is None and settings.transport != "local":
+    if membership is None and settings.controller is None and settings.transport != "local":
         raise ParameterError(
             "--device cuda: each rank needs a GPU of its own, and a process that torchrun starts: "
             f"torchrun --nproc-per-node {settings.schedule.num_ranks} --no-python fullbore train "
@@ -110,6 +116,10 @@ def _train(settings: Settings, director: Director | None, membership: Membership
 
         return train_member(settings, director, membership)
     assert director is not None
+    if settings.controller is not None:
+        from fullbore.train.controlled import train_controlled
+
+        return train_controlled(settings, DirectLink(director.answer))
     return (_train_here if settings.transport == "local" else _train_children)(settings, director)
 
 

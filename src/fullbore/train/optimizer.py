@@ -21,12 +21,15 @@ class Optimizer:
     Args:
         models: the parts; no name occurs twice.
         recipe: gives the learning rate of a step.
+        adamw: that has these parameters already; None makes one.
     """
 
-    def __init__(self, models: Iterable[nn.Module], recipe: Recipe) -> None:
+    def __init__(
+        self, models: Iterable[nn.Module], recipe: Recipe, *, adamw: AdamW | None = None
+    ) -> None:
         self._recipe = recipe
         self.parameters = {n: p for model in models for n, p in model.named_parameters()}
-        self._adamw = AdamW(self.parameters.values(), lr=recipe.learning_rate)
+        self._adamw = adamw or AdamW(self.parameters.values(), lr=recipe.learning_rate)
 
     def step(self, step: int) -> None:
         """Update the parameters and forget their gradients."""
@@ -34,6 +37,10 @@ class Optimizer:
             group["lr"] = self._recipe.rate(step)
         self._adamw.step()
         self._adamw.zero_grad()
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """The parameters' gradients; they share the memory."""
+        return {name: parameter.grad for name, parameter in self.parameters.items()}
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters' values; they share the memory."""

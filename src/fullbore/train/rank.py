@@ -1,22 +1,21 @@
-"""What each process of a run does: build its stages, and train them step by step."""
+"""What each process of a run does: train its stages step by step."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 from fullbore.ir import Schedule
-from fullbore.runtime import Pipeline, Stage, Transport
-from fullbore.sim import Profile
+from fullbore.runtime import Transport
 from fullbore.train.check import Check
 from fullbore.train.checkpoint import pack, unpack
 from fullbore.train.compare import Difference, worst
 from fullbore.train.data import Batch, Text
-from fullbore.train.footprint import footprint
 from fullbore.train.link import ChildLink, Link
 from fullbore.train.messages import (
     Measured,
@@ -28,9 +27,8 @@ from fullbore.train.messages import (
     State,
     Verdict,
 )
-from fullbore.train.model import build_model, loss_fn, split_layers
-from fullbore.train.optimizer import Optimizer
 from fullbore.train.settings import Settings
+from fullbore.train.stages import OwnStages, Stages
 
 
 def train_child(
@@ -48,30 +46,24 @@ def train_ranks(
     transport: Transport, ranks: Collection[int], settings: Settings, link: Link
 ) -> Outcome:
     """Train the stages of ``ranks`` until the director ends the run."""
-    trainer = Trainer(transport, ranks, settings, link)
-    while True:
-        verdict = trainer.step()
-        if verdict.save:
-            link.ask(trainer.state())
-        if verdict.outcome is not None:
-            link.ask(trainer.measured())
-            return verdict.outcome
-        if verdict.plan:
-            trainer.replan()
+    return Trainer(settings, link, partial(OwnStages, transport, ranks, settings)).run()
 
 
 class Trainer:
-    """The stages of some ranks, and what trains, compares and evaluates them."""
+    """Trains stages, compares and evaluates them as the director says.
 
-    def __init__(
-        self, transport: Transport, ranks: Collection[int], settings: Settings, link: Link
-    ) -> None:
-        schedule, recipe = settings.schedule, settings.recipe
+    Args:
+        settings: of the run.
+        link: to the director.
+        make_stages: called once all processes are there.
+    """
+
+    def __init__(self, settings: Settings, link: Link, make_stages: Callable[[], Stages]) -> None:
         self._settings, self._link = settings, link
         self._device = torch.device(settings.device)
         told = Ready(
-            recipe,
-            schedule,
+            settings.recipe,
+            settings.schedule,
             settings.steps,
             settings.eval_every,
             settings.check,
@@ -80,33 +72,39 @@ class Trainer:
         )
         start: Start = link.ask(told)
         self._text, self._done = Text(start.text, start.num_train), start.step
-        layers = split_layers(recipe.size, schedule.num_stages, settings.split)
-        parts = {
-            stage: build_model(recipe.size, layers[stage], seed=recipe.seed, device=self._device)
-            for stage, rank in enumerate(schedule.placement.ranks)
-            if rank in ranks
-        }
-        self._parts, self._transport = parts, transport
-        self._pipeline = self._connect(schedule)
-        self._optimizer = Optimizer(parts.values(), recipe)
-        self._check = Check(parts, settings, link, device=self._device) if settings.check else None
+        self._stages, self._check = make_stages(), None
+        if settings.check:
+            self._check = Check(self._stages.places(), settings, link, device=self._device)
         if start.state is not None:
             self._restore(start.state)
 
+    def run(self) -> Outcome:
+        """Until the director ends the run."""
+        while True:
+            verdict = self.step()
+            if verdict.save:
+                self._link.ask(self.state())
+            if verdict.outcome is not None:
+                self._link.ask(Measured(self._stages.profile()))
+                return verdict.outcome
+            if verdict.plan:
+                self.replan()
+
     def step(self) -> Verdict:
         """One step of training, compared and evaluated where that is due."""
+        stages = self._stages
         inputs, target = self._to_device(self._text.batch(self._settings.recipe, self._done))
         began = time.perf_counter()
-        out = self._pipeline.step(inputs, target=target)
+        out = stages.step(inputs, target)
         seconds = time.perf_counter() - began
         differences: list[Difference] = []
         if self._check is not None:
-            differences = self._check.compare(inputs, target, self._optimizer, out.losses)
+            differences = self._check.compare(inputs, target, stages.gradients(), out.losses)
         began = time.perf_counter()
-        self._optimizer.step(self._done)
+        stages.update(self._done)
         seconds += time.perf_counter() - began
         if self._check is not None:
-            self._check.update(self._optimizer, self._done)
+            self._check.update(stages.weights, self._done)
         self._done += 1
         record = Record(
             self._done,
@@ -121,47 +119,29 @@ class Trainer:
 
     def state(self) -> State:
         """Weights and optimizer state of the stages held here."""
-        optimizer = self._optimizer
-        return State(pack({"model": optimizer.weights(), "optimizer": optimizer.state()}))
-
-    def measured(self) -> Measured:
-        """When the latest steps' actions ran."""
-        return Measured(self._profile())
+        return State(pack({"model": self._stages.weights(), "optimizer": self._stages.state()}))
 
     def replan(self) -> None:
         """Let the director plan, and go on with what it says: the same stages, in another order."""
-        size, schedule = self._settings.recipe.size, self._settings.schedule
-        rows = -(-self._settings.recipe.batch_size // schedule.num_microbatches)
-        held = {stage: footprint(part, size, rows=rows) for stage, part in self._parts.items()}
-        found: Schedule | None = self._link.ask(Sounding(self._profile(), held))
+        held = self._stages.footprints()
+        found: Schedule | None = self._link.ask(Sounding(self._stages.profile(), held))
         if found is None:
             return
-        self._pipeline = self._connect(found)
+        self._stages.follow(found)
         if self._check is not None:
             self._check.follow(found)
 
-    def _profile(self) -> Profile | None:
-        """That of all ranks, where rank 0 is."""
-        profile = self._pipeline.profile()
-        return profile if self._pipeline.ranks[0] == 0 else None
-
-    def _connect(self, schedule: Schedule) -> Pipeline:
-        stages = [Stage(part, stage, schedule.num_stages) for stage, part in self._parts.items()]
-        return Pipeline(stages, schedule, loss_fn=loss_fn, transport=self._transport, profile=True)
-
     def _restore(self, packed: bytes) -> None:
         state = unpack(packed)
-        optimizers = [self._optimizer] + ([self._check.optimizer] if self._check else [])
-        for optimizer in optimizers:
-            optimizer.load_weights(state["model"])
-            optimizer.load_state(state["optimizer"])
+        self._stages.restore(state["model"], state["optimizer"])
+        if self._check is not None:
+            self._check.restore(state["model"], state["optimizer"])
 
     def _evaluate(self) -> float | None:
         """The mean loss over the held-out batches, on the rank of the last stage."""
         losses = []
         for batch in self._text.held_out(self._settings.recipe):
-            inputs, target = self._to_device(batch)
-            out = self._pipeline.eval(inputs, target=target, return_outputs=False)
+            out = self._stages.eval(*self._to_device(batch))
             if out.loss is not None:
                 losses.append(out.loss.item())
         return sum(losses) / len(losses) if losses else None

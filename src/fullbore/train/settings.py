@@ -102,6 +102,7 @@ class Settings:
         profile: the folder that the latest steps' profile goes to, if anywhere.
         split: how many layers each stage has; None: as many for each as can be.
         planning: how to plan after some steps, and go on with the plan; None: not at all.
+        controller: the engine of the script that drives all ranks; None: each has a program.
     """
 
     recipe: Recipe
@@ -118,6 +119,7 @@ class Settings:
     profile: Path | None = None
     split: tuple[int, ...] | None = None
     planning: Planning | None = None
+    controller: Literal["local", "monarch"] | None = None
 
     def __post_init__(self) -> None:
         rows, parts = self.recipe.batch_size, self.schedule.num_microbatches
@@ -125,10 +127,22 @@ class Settings:
             raise ParameterError("--plan: with 1 rank there is nothing to plan; use --ranks 2")
         if self.schedule.forward_only:
             raise ParameterError("--schedule: this one runs no backward, so it cannot train")
+        if self.controller is not None:
+            _check_controller(self.controller, self.transport)
         if rows < parts:
             raise ParameterError(
                 f"--batch-size must be at least the number of microbatches, {parts}; got {rows}"
             )
+
+    @property
+    def microbatch_size(self) -> int:
+        """Rows of the largest microbatch."""
+        return -(-self.recipe.batch_size // self.schedule.num_microbatches)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether all ranks are in one process, so that no two of them work at once."""
+        return "local" in (self.transport, self.controller)
 
     @property
     def title(self) -> str:
@@ -145,6 +159,19 @@ class Settings:
         if self.save is None:
             return False
         return self.save_every is not None and step % self.save_every == 0
+
+
+def _check_controller(engine: str, transport: str) -> None:
+    if engine == "local" and transport in ("shm", "p2p"):
+        raise ParameterError(
+            f"--transport {transport}: --controller local plays all ranks in one process, where "
+            "nothing is sent; leave it out, or use --controller monarch"
+        )
+    if engine == "monarch" and transport == "local":
+        raise ParameterError(
+            "--transport local: --controller monarch gives each rank a process; use --controller "
+            "local to play all of them in one"
+        )
 
 
 def _at_least_one(name: str, value: int) -> None:

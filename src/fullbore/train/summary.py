@@ -96,7 +96,7 @@ def _gain(progress: Progress) -> str | None:
         return None
     predicted = 1 - found.predicted / found.predicted_before
     text = f"plan: {predicted:.1%} less than {found.before.name} predicted"
-    if progress.settings.transport == "local":
+    if progress.settings.takes_turns:
         return f"{text}; ranks in one process take turns, so that no gain can be measured"
     return (
         f"{text}, {1 - now.measured / found.measured:.1%} measured: {_ms(found.measured)} before "
@@ -148,7 +148,7 @@ def _work(progress: Progress) -> str:
 def _measured(progress: Progress) -> str | None:
     """Of ranks that ran side by side: in one process, they took turns."""
     found = progress.report
-    if found is None or progress.settings.transport == "local":
+    if found is None or progress.settings.takes_turns:
         return None
     return f"measured: pipeline steps of {summarize(found)}, from the costs of their actions"
 
