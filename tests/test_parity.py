@@ -22,7 +22,7 @@ ROWS = {
     "Lowering": 22,
     "Checking": 17,
     "Time": 9,
-    "Schedule families": 13,
+    "Schedule families": 20,
     "Running a schedule": 30,
     "What each action does": 17,
     "Stages": 16,

@@ -1,5 +1,6 @@
 """DORA's orders at sizes that show what is special about them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,3 +50,9 @@ def test_dora_dfs_is_interleaved_1f1b(stages_per_rank: int):
         for microbatches in range(1, 18):
             size: tuple[Any, ...] = (num_ranks, stages_per_rank, microbatches)
             assert rows("dora-dfs", *size) == rows("interleaved_1f1b", *size)
+
+
+def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    build("dora", num_ranks=4, num_microbatches=8)
+    assert not [*tmp_path.iterdir()]

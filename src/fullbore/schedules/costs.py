@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
@@ -25,7 +25,7 @@ class StageCosts:
         down: the time of a message from stage s to s+1; 0 if one rank holds both, and for the last.
         up: that of a message from stage s+1 to s, at index s.
         held: what a stage holds of a microbatch from F to I.
-        kept: what it holds from I to W; never more than ``held``.
+        kept: what it holds from I to W: less than ``held``, unless I runs the forward again.
         capacity: what a rank may hold of activations; ``inf`` if there is no limit.
     """
 
@@ -37,6 +37,14 @@ class StageCosts:
     held: tuple[float, ...]
     kept: tuple[float, ...]
     capacity: tuple[float, ...]
+
+    def most(self, stages: Iterable[int]) -> float:
+        """What one microbatch of each of these stages takes at most."""
+        return sum(max(self.held[s], self.kept[s]) for s in stages)
+
+    def reserve(self, stages: Iterable[int]) -> float:
+        """How much more than between F and I one of these stages may hold after its I."""
+        return max([0.0, *(self.kept[s] - self.held[s] for s in stages)])
 
 
 def unit_costs(placement: Placement) -> StageCosts:
@@ -60,8 +68,8 @@ def stage_costs(
 ) -> StageCosts:
     """The costs of a placement's stages.
 
-    Posting sends, links that are shared, full backwards and overlaps that cost less than their
-    parts are left to the simulator.
+    Posting sends, links that are shared, messages that wait to be taken in, and full backwards and
+    overlaps that cost less than their parts are left to the simulator.
 
     Args:
         placement: which rank holds which stage.
@@ -85,11 +93,11 @@ def stage_costs(
         min(size, table.message_bytes[s]) if s in table.recompute else size
         for s, size in enumerate(table.activation_bytes)
     )
-    kept = tuple(map(min, held, table.kept_bytes))
+    kept = tuple(table.kept_bytes)
     if not any(table.activation_bytes):
         # Nobody has said what they take, so microbatches are counted.
         held = kept = (1.0,) * placement.num_stages
-    return StageCosts(
+    found = StageCosts(
         F=tuple(table.F),
         I=tuple(i + (table.F[s] if s in table.recompute else 0) for s, i in enumerate(table.I)),
         W=tuple(table.W),
@@ -97,11 +105,24 @@ def stage_costs(
         up=_hops(placement, table, -1),
         held=held,
         kept=kept,
-        capacity=tuple(
-            inf if memory is None else _room(placement, table, held, rank, memory)
-            for rank in range(placement.num_ranks)
-        ),
+        capacity=(inf,) * placement.num_ranks,
     )
+    return found if memory is None else _within(placement, found, table.static_bytes, memory)
+
+
+def _within(
+    placement: Placement, costs: StageCosts, static_bytes: Sequence[float], memory: float
+) -> StageCosts:
+    static = placement.sum_by_rank(static_bytes)
+    for rank, own in enumerate(static):
+        stages = placement.stages_of(rank)
+        least = own + sum(costs.held[s] for s in stages) + costs.reserve(stages)
+        if not memory >= least:
+            raise ParameterError(
+                f"memory: rank {rank} needs {least:g} at least, for one microbatch of each of its "
+                f"stages; got {memory:g}. Allow more, or hold less"
+            )
+    return replace(costs, capacity=tuple(memory - own for own in static))
 
 
 def limited(placement: Placement, costs: StageCosts, limit: int | None) -> StageCosts:
@@ -111,7 +132,7 @@ def limited(placement: Placement, costs: StageCosts, limit: int | None) -> Stage
         return costs
     count = placement.num_ranks if limit is None else limit
     capacity = (
-        min(own, count * sum(costs.held[s] for s in placement.stages_of(rank)))
+        min(own, count * costs.most(placement.stages_of(rank)))
         for rank, own in enumerate(costs.capacity)
     )
     return replace(costs, capacity=tuple(capacity))
@@ -123,17 +144,3 @@ def _hops(placement: Placement, table: Table, step: int) -> tuple[float, ...]:
         latency, per_byte = table.link((upper, lower) if step > 0 else (lower, upper))
         hops.append(latency + table.message_bytes[stage] * per_byte if upper != lower else 0.0)
     return (*hops, 0.0)
-
-
-def _room(
-    placement: Placement, table: Table, held: Sequence[float], rank: int, memory: float
-) -> float:
-    stages = placement.stages_of(rank)
-    static = sum(table.static_bytes[s] for s in stages)
-    least = static + sum(held[s] for s in stages)
-    if not memory >= least:
-        raise ParameterError(
-            f"memory: rank {rank} needs {least:g} at least, for one microbatch of each of its "
-            f"stages; got {memory:g}. Allow more, or hold less"
-        )
-    return memory - static

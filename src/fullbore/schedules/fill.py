@@ -22,12 +22,12 @@ class Filled(NamedTuple):
 
 
 class _Rank:
-    def __init__(self, room: float) -> None:
+    def __init__(self, room: float, reserve: float) -> None:
         self.program: list[Action] = []
         self.waiting: deque[tuple[int, int]] = deque()  # stage and microbatch of W to be placed
         self.begun = -1.0
         self.clock = self.idle = self.held = 0.0
-        self.room = room * _MORE
+        self.room, self.reserve = room * _MORE, reserve
 
 
 class Filler:
@@ -37,7 +37,7 @@ class Filler:
 
     * one that is as short as the time a rank would wait goes there;
     * a longer one does too, if waiting would make this rank idle for longer than any has been;
-    * before a forward that does not fit the memory go as many as it takes;
+    * before what does not fit the memory go as many as it takes;
     * the rest goes last.
 
     Args:
@@ -54,7 +54,10 @@ class Filler:
         costs: StageCosts,
         own: Collection[tuple[int, int]] = (),
     ) -> None:
-        self._ranks = [_Rank(room) for room in costs.capacity]
+        self._ranks = [
+            _Rank(room, costs.reserve(placement.stages_of(rank)))
+            for rank, room in enumerate(costs.capacity)
+        ]
         self._placement, self._m, self._costs, self._own = placement, num_microbatches, costs, own
         self._last = placement.num_stages - 1
         self._most_idle = 0.0
@@ -82,11 +85,17 @@ class Filler:
         hop = self._costs.down[stage - 1] if kind is Kind.F else self._costs.up[stage]
         return None if end is None else end + hop
 
-    def has_room(self, stage: int) -> bool:
-        """Whether a forward of the stage fits the memory, if weight gradients go before it."""
-        rank = self._ranks[self._placement.ranks[stage]]
-        freed = sum(self._costs.kept[waiting] for waiting, _ in rank.waiting)
-        return rank.held - freed + self._costs.held[stage] <= rank.room
+    def has_room(self, action: Action) -> bool:
+        """Whether the action fits the memory, if weight gradients go before it. What an I needs
+        more than its F is kept free, so that an I fits wherever its F did."""
+        rank = self._ranks[self._placement.ranks[action.stage]]
+        freed = sum(self._costs.kept[stage] for stage, _ in rank.waiting)
+        return rank.held - freed + self._needs(rank, action) <= rank.room
+
+    def _needs(self, rank: _Rank, action: Action) -> float:
+        stage, kind, *_ = action
+        held, kept = self._costs.held[stage], self._costs.kept[stage]
+        return held + rank.reserve if kind is Kind.F else kept - held if kind is Kind.I else -kept
 
     def place(self, action: Action) -> None:
         """Run the action next on its rank. What it needs is placed, and has room."""
@@ -100,9 +109,8 @@ class Filler:
             if not fits and rank.idle + gap <= self._most_idle * _MORE:
                 break
             self._weight(rank)
-        if kind is Kind.F:
-            while rank.waiting and rank.held + self._costs.held[stage] > rank.room:
-                self._weight(rank)
+        while rank.waiting and rank.held + self._needs(rank, action) > rank.room:
+            self._weight(rank)
         self._begin(rank, action, ready)
         if kind is Kind.I and (stage, microbatch) not in self._own:
             rank.waiting.append((stage, microbatch))
@@ -149,7 +157,7 @@ def fill(
     costs: StageCosts,
 ) -> Filled | None:
     """Complete each rank's order of F, I and perhaps some W with the weight gradients that it
-    lacks. None if a forward does not fit the memory even so."""
+    lacks. None if it does not fit the memory even so."""
     own = {(a.stage, a.microbatch) for order in orders for a in order if a.kind is Kind.W}
     filler = Filler(placement, num_microbatches, costs, own)
     coming = [iter(order) for order in orders]
@@ -169,7 +177,7 @@ def fill(
         announce(rank, next(order, None))
     while queue:
         _, rank, action = heappop(queue)
-        if action.kind is Kind.F and not filler.has_room(action.stage):
+        if not filler.has_room(action):
             return None
         filler.place(action)
         announce(rank, next(coming[rank], None))

@@ -59,8 +59,9 @@ def _greedy(
                 continue
             if skip and not must and _gradient_waits(filler, forwards, stage, costs):
                 continue
-            if filler.has_room(stage):
-                filler.place(Action(stage, Kind.F, ran))
+            forward = Action(stage, Kind.F, ran)
+            if filler.has_room(forward):
+                filler.place(forward)
                 forwards[stage] += 1
     return filler.finish()
 
@@ -88,7 +89,8 @@ def _warm_up(num_microbatches: int, costs: StageCosts, *, late: bool) -> list[in
     for stage, count in enumerate(reversed(fit)):
         held, room = costs.held[stage], float(num_microbatches)
         if held:
-            room = min(room, costs.capacity[stage] / held * (1 + 1e-9))
+            free = costs.capacity[stage] - costs.reserve([stage])
+            room = min(room, free / held * (1 + 1e-9))
         # All of them, if the rank before runs all.
         before = ahead[-1] if ahead else num_microbatches
         most = before if before == num_microbatches else before - 1
