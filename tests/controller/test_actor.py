@@ -88,3 +88,25 @@ def test_a_hook_that_was_set_since_stays(seen: list[Any]):
     monarch.actor.unhandled_fault_hook = later
     hook.retire()
     assert monarch.actor.unhandled_fault_hook is later
+
+
+def test_news_of_an_end_that_the_engine_brings_about_may_come_after_it(seen: list[Any]):
+    hooks = [FaultHook() for _ in range(2)]
+    for hook in hooks:
+        hook.install(lambda: False)
+        hook.retire(kills=True)
+        monarch.actor.unhandled_fault_hook(fault("late"))
+    assert not seen
+    assert [len(hook.texts) for hook in hooks] == [1, 1]
+
+
+def test_hooks_whose_time_is_over_are_forgotten(seen: list[Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fullbore.controller.actor._AFTERMATH_SECONDS", 0.0)
+    for _ in range(2000):  # more than calls can be nested
+        hook = FaultHook()
+        hook.install(lambda: False)
+        hook.retire(kills=True)
+        while not hook.is_over:
+            pass
+    monarch.actor.unhandled_fault_hook(other := fault("other"))
+    assert seen == [other]

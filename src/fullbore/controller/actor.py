@@ -68,13 +68,21 @@ class FaultHook:
         """
         self._is_hurt = is_hurt
         if self._before is None:
-            self._before = monarch.actor.unhandled_fault_hook
+            before = monarch.actor.unhandled_fault_hook
+            while isinstance(before, FaultHook) and before.is_over:
+                before = before._before
+            self._before = before
             monarch.actor.unhandled_fault_hook = self
 
-    def retire(self) -> None:
-        """The engine's processes end now; news of that may still come. The hook stays until
-        somebody sets another."""
-        if self._is_hurt():
+    @property
+    def is_over(self) -> bool:
+        """Whether it takes no faults any more, but passes all on."""
+        return 0.0 < self._until < time.monotonic()
+
+    def retire(self, *, kills: bool = False) -> None:
+        """The engine's processes end now. If one has by itself, or all are killed, news of that
+        may still come; the hook then stays until somebody sets another."""
+        if kills or self._is_hurt():
             self._until = time.monotonic() + _AFTERMATH_SECONDS
         self._is_hurt = lambda: False
         if not self._until and monarch.actor.unhandled_fault_hook is self:
