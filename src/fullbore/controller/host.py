@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from fullbore.controller.helpers import pass_by_name
 from fullbore.controller.snapshot import Snapshot, restore, take
@@ -29,6 +30,7 @@ from fullbore.runtime import (
 )
 from fullbore.runtime.checkpoint_state import Rename, load_model, model_state
 from fullbore.runtime.custom import LossFn
+from fullbore.runtime.intake import Presplit
 from fullbore.runtime.names import bare_module, plain_name
 from fullbore.runtime.tree import Tree
 from fullbore.sim import Profile
@@ -80,6 +82,14 @@ class Request:
     return_outputs: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def parts(self, device: str | None) -> Presplit:
+        """``args``, ``kwargs`` and ``targets`` on a device; None leaves them where they are."""
+        parts = (self.args, self.kwargs, self.targets)
+        if device is None:
+            return parts
+        moved: Presplit = pytree.tree_map_only(Tensor, lambda t: t.to(device), parts)
+        return moved
+
 
 @dataclass(frozen=True, slots=True)
 class HostedStage:
@@ -102,10 +112,12 @@ class RankHost(WalkingHost):
     Attributes:
         pipeline: that runs the stages.
         optimizers: by stage.
+        device: where batches go; None leaves them where they are.
     """
 
     def __init__(self, transport: Transport, build: Build) -> None:
         self._names: Rename = build.names or _as_it_is
+        self.device = build.device
         num_stages = build.schedule.num_stages
         modules = {
             index: source if isinstance(source, nn.Module) else source.build()
@@ -126,11 +138,12 @@ class RankHost(WalkingHost):
     def train(self, request: Request) -> StepOutput:
         """Forward and backward over a batch."""
         self._watch.begin()
+        args, kwargs, targets = request.parts(self.device)
         with self._side.active():
             return self.pipeline.step(
-                arg_mbs=request.args,
-                kwarg_mbs=request.kwargs,
-                target_mbs=request.targets,
+                arg_mbs=args,
+                kwarg_mbs=kwargs,
+                target_mbs=targets,
                 loss_weights=request.weights,
                 return_outputs=request.return_outputs,
                 **request.options,
@@ -139,11 +152,12 @@ class RankHost(WalkingHost):
     def evaluate(self, request: Request) -> StepOutput:
         """Forward only."""
         self._watch.begin()
+        args, kwargs, targets = request.parts(self.device)
         with self._side.active():
             return self.pipeline.eval(
-                arg_mbs=request.args,
-                kwarg_mbs=request.kwargs,
-                target_mbs=request.targets,
+                arg_mbs=args,
+                kwarg_mbs=kwargs,
+                target_mbs=targets,
                 return_outputs=request.return_outputs,
                 **request.options,
             )

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from fullbore.controller.processes import Identity
 from fullbore.errors import ParameterError, TransportError
 from fullbore.runtime import P2PTransport, SharedMemoryTransport, Transport
 from fullbore.runtime.transport.p2p_rendezvous import machine
@@ -34,13 +35,13 @@ class Contact:
 
     Attributes:
         machine: tells hosts apart.
-        pid: its number there.
+        identity: which of that host's processes it is.
         name: of the socket at which it waits for ranks of its host; empty where it cannot.
         key: what they must know.
     """
 
     machine: str
-    pid: int
+    identity: Identity
     name: bytes
     key: bytes
 
@@ -95,7 +96,7 @@ class Meeting:
             self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._server.bind(name)
             self._server.listen(128)
-        self.contact = Contact(machine(), os.getpid(), name, secrets.token_bytes(_KEY_BYTES))
+        self.contact = Contact(machine(), Identity.own(), name, secrets.token_bytes(_KEY_BYTES))
 
     def open_store(self, *, on_one_host: bool) -> tuple[str, int]:
         """Rank 0 hosts the process group's store; gives where."""

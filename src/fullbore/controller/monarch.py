@@ -19,12 +19,13 @@ from fullbore.controller.actor import FaultHook, RankActor
 
 # isort: split
 from monarch.actor import Future, HostMesh, ProcMesh, this_host
+from torch import nn
 
 from fullbore.controller.engine import RankLost
 from fullbore.controller.host import Build
 from fullbore.controller.meeting import Appointment, Contact, TransportName, uses_memory
 from fullbore.controller.outcome import Outcome, Raised
-from fullbore.controller.packing import pack, unpack
+from fullbore.controller.packing import Packed, pack, unpack
 from fullbore.controller.processes import Processes
 from fullbore.errors import ParameterError
 from fullbore.runtime.transport.p2p_rendezvous import machine
@@ -78,20 +79,25 @@ class MonarchEngine:
 
     def start(self, builds: Sequence[Build]) -> None:
         """Start the processes; see ``Engine``."""
+        if self._actors:
+            raise ParameterError("this engine runs a pipeline already; make one for each pipeline")
         packed = [_pack_build(build) for build in builds]
         self._builds, self._lost = builds, None
         self._hook.install(self._is_hurt)
         self._spawn()
         contacts: list[Contact] = self._everywhere("listen")
         here = machine()
-        self._processes = Processes({r: c.pid for r, c in enumerate(contacts) if c.machine == here})
-        device = builds[0].device
+        self._processes = Processes(
+            {rank: c.identity for rank, c in enumerate(contacts) if c.machine == here}
+        )
+        device = _device_of(builds)
         store = None
         if not uses_memory(contacts, self._transport, device):
             on_one_host = len({contact.machine for contact in contacts}) == 1
             store = self._gather({0: pack(("open_store", (on_one_host,)))})[0]
         appointment = Appointment(tuple(contacts), store, self._timeout, device)
-        self.ask([pack(("build", (Packed(build), appointment))) for build in packed])
+        self._everywhere("join", appointment)
+        self.ask([pack(("build", (build,))) for build in packed])
 
     def pack(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         """Messages as bytes; those that are the same for all are packed once."""
@@ -109,8 +115,8 @@ class MonarchEngine:
     def ask(self, messages: Sequence[Any]) -> list[Any]:
         """One message to each process; see ``Engine``."""
         self._drain()
-        found = self._gather(dict(enumerate(messages)))
-        return [found[rank] for rank in range(len(messages))]
+        found = self._gather({r: m for r, m in enumerate(messages) if m is not None})
+        return [found.get(rank) for rank in range(len(messages))]
 
     def restart(self) -> None:
         """End all processes, and start new ones.
@@ -134,7 +140,7 @@ class MonarchEngine:
             # Monarch waits seconds for processes that have nothing left to do, and for a stopped
             # one that would not hear it.
             self._processes.kill()
-        self._hook.retire()
+        self._hook.retire(kills=bool(self._owned))
         lost = None if self._lost is None else self._lost.rank
         actors = [actor for rank, actor in enumerate(self._actors) if rank != lost]
         for mesh in self._owned or actors:
@@ -273,16 +279,6 @@ class MonarchEngine:
                 goodbye.get(timeout=_GOODBYE_SECONDS)
 
 
-class Packed:
-    """A build that was packed on its own, so that what cannot be packed is named."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return unpack, (self._data,)
-
-
 _GONE = "is gone"
 _KILLED, _EXITED = re.compile(r"Killed\(sig=(\d+)"), re.compile(r"exited with [\w-]* ?code (-?\d+)")
 
@@ -313,9 +309,18 @@ def _points(procs: Any) -> Iterator[dict[str, int]]:
         yield dict(zip(labels, place, strict=True))
 
 
-def _pack_build(build: Build) -> bytes:
+def _device_of(builds: Sequence[Build]) -> str | None:
+    """Where the stages are: where they are to go, or the modules that were given are."""
+    if builds[0].device is not None:
+        return builds[0].device
+    sources = [stage for build in builds for stage in build.stages.values()]
+    modules = [source for source in sources if isinstance(source, nn.Module)]
+    return next((p.device.type for module in modules for p in module.parameters()), None)
+
+
+def _pack_build(build: Build) -> Packed:
     try:
-        return pack(build)
+        return Packed(build)
     except Exception as whole:
         for index, stage in build.stages.items():
             try:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 STOPPED_SECONDS = 2.0
 """A process that is stopped for less may be looked at by a debugger."""
@@ -16,21 +17,41 @@ STOPPED_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
 
 
+_STARTED = 19
+"""The field that says when it was started."""
+
+
+class Identity(NamedTuple):
+    """Which process of a host: its number, and when it was started, in the system's unit."""
+
+    pid: int
+    started: str
+
+    @classmethod
+    def own(cls) -> Identity:
+        """This process's."""
+        return cls(os.getpid(), "".join(_fields("self")[_STARTED : _STARTED + 1]))
+
+
 class Processes:
     """The processes of ranks, as far as they are on this host and the system tells (Linux).
 
     Args:
-        pids: by rank.
+        identities: by rank.
     """
 
-    def __init__(self, pids: Mapping[int, int]) -> None:
-        self._pids = dict(pids)
+    def __init__(self, identities: Mapping[int, Identity]) -> None:
+        self._pids: dict[int, int] = {}
         self._files: dict[int, int] = {}
         self._stopped: dict[int, float] = {}
         self._looked = 0.0
-        for rank, pid in pids.items():
-            if hasattr(os, "pidfd_open"):
-                self._files[rank] = os.pidfd_open(pid)
+        for rank, (pid, started) in identities.items():
+            file = _open(pid)
+            # Where a process of a container has another number here, this is another process.
+            if file is not None and started and _fields(pid)[_STARTED : _STARTED + 1] == [started]:
+                self._files[rank], self._pids[rank] = file, pid
+            elif file is not None:
+                os.close(file)
 
     def ended(self) -> list[int]:
         """The ranks whose processes have ended."""
@@ -47,7 +68,9 @@ class Processes:
         now = time.monotonic()
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
-            halted = [rank for rank, pid in self._pids.items() if _state(pid) in "Tt"]
+            halted = [
+                rank for rank, pid in self._pids.items() if _fields(pid)[:1] in (["T"], ["t"])
+            ]
             self._stopped = {rank: self._stopped.get(rank, now) for rank in halted}
         return [rank for rank, since in self._stopped.items() if now - since >= STOPPED_SECONDS]
 
@@ -68,10 +91,20 @@ class Processes:
         self._files, self._pids = {}, {}
 
 
-def _state(pid: int) -> str:
-    """The letter that ``ps`` shows; nothing that is ever meant if there is none."""
+def _open(pid: int) -> int | None:
+    """A file that tells of the process's end, if the system gives one."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _fields(pid: int | str) -> list[str]:
+    """What /proc tells of a process, from its state on; nothing if it cannot be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
     except OSError:
-        return "?"
-    return text.rpartition(")")[2].split()[0]
+        return []
+    return text.rpartition(")")[2].split()

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fullbore.controller.host import Build, RankHost
+from fullbore.controller.host import RankHost
 from fullbore.controller.meeting import Appointment, Contact, Meeting
 from fullbore.controller.outcome import pack_failure, pack_result
-from fullbore.controller.packing import unpack
+from fullbore.controller.packing import Packed, unpack
+from fullbore.runtime import Transport
+from fullbore.runtime.failure import describe
 from fullbore.runtime.launch import tune_malloc
 
 
@@ -33,6 +35,7 @@ class Seat:
             os.chdir(folder)
         self._rank, self._threads = rank, threads
         self._meeting: Meeting | None = None
+        self._transport: Transport | None = None
         self._host: RankHost | None = None
 
     def answer(self, message: bytes) -> bytes:
@@ -49,6 +52,7 @@ class Seat:
         own = {
             "listen": self._listen,
             "open_store": self._open_store,
+            "join": self._join,
             "build": self._build,
             "close": self._close,
         }
@@ -63,13 +67,17 @@ class Seat:
         assert self._meeting is not None
         return self._meeting.open_store(on_one_host=on_one_host)
 
-    def _build(self, build: Build, appointment: Appointment) -> None:
+    def _join(self, appointment: Appointment) -> None:
         assert self._meeting is not None
-        transport = self._meeting.join(appointment)
+        self._transport = self._meeting.join(appointment)
+
+    def _build(self, build: Packed) -> None:
+        assert self._transport is not None
         try:
-            self._host = RankHost(transport, build)
+            self._host = RankHost(self._transport, build.unpacked())
         except BaseException as error:
-            transport.abort(f"{type(error).__name__}: {error}")
+            # The others wait for this rank.
+            self._transport.abort(describe(error))
             raise
 
     def _close(self) -> None:

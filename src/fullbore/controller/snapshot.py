@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from fullbore.runtime.stage import Stage
 
@@ -38,13 +39,10 @@ def take(stages: Mapping[int, Stage], optimizers: Mapping[int, Optimizer]) -> Sn
     """A copy of everything."""
     modules = {index: stage.module for index, stage in stages.items()}
     return Snapshot(
-        {i: deepcopy(module.state_dict()) for i, module in modules.items()},
-        {
-            i: {name: deepcopy(p.grad) for name, p in module.named_parameters()}
-            for i, module in modules.items()
-        },
+        {i: _copy(dict(module.state_dict())) for i, module in modules.items()},
+        {i: {n: _copy(p.grad) for n, p in m.named_parameters()} for i, m in modules.items()},
         {i: {n: part.training for n, part in m.named_modules()} for i, m in modules.items()},
-        {i: deepcopy(optimizer.state_dict()) for i, optimizer in optimizers.items()},
+        {i: _copy(optimizer.state_dict()) for i, optimizer in optimizers.items()},
         _generators(),
     )
 
@@ -57,12 +55,22 @@ def restore(
         stage.module.load_state_dict(snapshot.models[index])
         gradients = snapshot.gradients[index]
         for name, parameter in stage.module.named_parameters():
-            parameter.grad = deepcopy(gradients[name])
+            gradient = gradients[name]
+            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
         for name, part in stage.module.named_modules():
             part.training = snapshot.training[index][name]
     for index, optimizer in optimizers.items():
         optimizer.load_state_dict(deepcopy(snapshot.optimizers[index]))
     _set_generators(snapshot.generators)
+
+
+def _copy(state: Any) -> Any:
+    """On the CPU, where there is room for it."""
+
+    def copied(leaf: Any) -> Any:
+        return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else deepcopy(leaf)
+
+    return pytree.tree_map(copied, state)
 
 
 def _generators() -> dict[str, Any]:

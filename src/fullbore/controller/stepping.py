@@ -42,6 +42,7 @@ class WalkingHost:
     """The part of a ``RankHost`` that runs a step action by action."""
 
     pipeline: Pipeline
+    device: str | None
     _side: SideStream
     _watch: Watch
     _walk: Walk | None = None
@@ -49,7 +50,7 @@ class WalkingHost:
     def begin_walk(self, request: Request) -> None:
         """Begin a step."""
         self._watch.begin()
-        presplit = (request.args, request.kwargs, request.targets)
+        presplit = request.parts(self.device)
         given = Given(
             presplit=presplit,
             loss_weights=request.weights,
@@ -59,10 +60,9 @@ class WalkingHost:
         self._walk = self.pipeline.walk(given)
 
     def act(self, rank: int, step: int) -> None:
-        """Run an action, if it is one of a rank here."""
-        if rank in self.pipeline.ranks:
-            with self._side.active():
-                self._under_way.run(rank, step)
+        """Run an action of a rank here."""
+        with self._side.active():
+            self._under_way.run(rank, step)
 
     def look(self, what: Looked, stage: int, microbatch: int) -> tuple[Tree] | None:
         """A copy of what an action has worked with, in a tuple; None if it is not here (yet)."""
@@ -202,6 +202,7 @@ class Stepping:
     Args:
         session: of the processes.
         schedule: that they run.
+        processes: the ranks that each one plays.
         requests: what each process gets of the batch.
         finish: takes what each process gives in the end; gives the loss.
 
@@ -214,10 +215,12 @@ class Stepping:
         self,
         session: Session,
         schedule: Schedule,
+        processes: Sequence[Sequence[int]],
         requests: Sequence[tuple[Any, ...]],
         finish: Callable[[list[StepOutput]], Tensor],
     ) -> None:
         self._session, self._schedule, self._finish = session, schedule, finish
+        self._process_of = {rank: i for i, ranks in enumerate(processes) for rank in ranks}
         self._frontier = Frontier(schedule)
         self.left = sum(map(len, schedule.programs))
         self._session.change_each("begin_walk", requests)
@@ -284,7 +287,9 @@ class Stepping:
     def losses(self) -> dict[int, Tensor]:
         """The losses so far, by microbatch."""
         self._check_open()
-        return {m: x for part in self._session.ask("losses_so_far") for m, x in part.items()}
+        last = self._process_of[self._schedule.placement.ranks[-1]]
+        found: dict[int, Tensor] = self._session.ask_one(last, "losses_so_far")
+        return found
 
     def finish(self) -> Tensor:
         """Run what is left, and end the step; the loss, as ``run`` gives it."""
@@ -314,7 +319,7 @@ class Stepping:
 
     def _act(self, rank: int, step: int) -> None:
         try:
-            self._session.change("act", rank, step)
+            self._session.ask_one(self._process_of[rank], "act", rank, step)
         except BaseException:
             self.is_over = True
             raise
@@ -331,14 +336,14 @@ class Stepping:
 
     def _look(self, what: Looked, stage: int, microbatch: int) -> Any:
         self._check_open()
-        found = self._session.ask("look", what, stage, microbatch)
-        there = next((part for part in found if part is not None), None)
-        if there is None:
+        process = self._process_of[self._schedule.placement.rank_of(stage)]
+        found = self._session.ask_one(process, "look", what, stage, microbatch)
+        if found is None:
             raise ParameterError(
                 f"stage {stage} has no {what.replace('_', ' ')} of microbatch {microbatch} (yet): "
                 f"the action that {'uses' if what == 'inputs' else 'gives'} them has not run"
             )
-        return there[0]
+        return found[0]
 
     def _check_open(self) -> None:
         if self.is_over:
