@@ -247,7 +247,7 @@ class Dispatching(RemoteModel):
             self._keep(outputs, requests)
             return self._keep_loss()
 
-        self._stepping = Stepping(self._session, self.schedule, requests, finish)
+        self._stepping = Stepping(self._session, self.schedule, self._processes, requests, finish)
         return self._stepping
 
     def _under_way(self, xs: Sequence[Tree] | None, ys: Sequence[Tree] | None) -> Stepping:

@@ -45,7 +45,8 @@ class Engine(Protocol):
 
     def ask(self, messages: Sequence[Any]) -> list[Any]:
         """Send what ``pack`` gave; the results. Waits first until no process is busy any more with
-        a request that failed elsewhere.
+        a request that failed elsewhere. A process whose message is None is not asked, and gives
+        None.
 
         Raises:
             RankLost: a process is gone or stopped.

@@ -46,7 +46,9 @@ class LocalEngine:
         """
         if self._host is None:
             raise ParameterError("the pipeline has no processes; it was not started, or closed")
-        return [getattr(self._host, method)(*own) for method, own in messages]
+        (message,) = messages
+        method, own = message
+        return [getattr(self._host, method)(*own)]
 
     def restart(self) -> None:
         """Build all stages anew; those that were given as modules are as they are."""

@@ -70,6 +70,13 @@ class Session:
         """A request with arguments for each process; nothing changes by it."""
         return self._request(method, arguments, changes=False)
 
+    def ask_one(self, process: int, method: str, *args: Any) -> Any:
+        """A request to one process alone, which no other has a part in."""
+        self.start()
+        messages: list[Any] = [None] * self.num_processes
+        messages[process] = self._engine.pack(method, [args])[0]
+        return self._send(messages)[process]
+
     def hold(self) -> None:
         """A step begins: take the state that is gone back to, if it is time for that."""
         if self._recovery is not None and self._recovery.is_due:
