@@ -19,7 +19,7 @@ from fullbore.verify import accumulates_in_order
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo]
 
-# torch divides the sum of the gradients by M, where the others weigh each loss: to divide by a power
+# torch divides the sum of the gradients by M, where the others weigh each loss: dividing by a power
 # of two makes no difference.
 MICROBATCHES = 8
 RUNTIMES: dict[str, Callable[..., Any]] = {

@@ -78,12 +78,13 @@ class Annealer:
         """One level, from 1 on; gives the part of it that is over, after every piece of work that
         should not be interrupted."""
         count = min(max(_FEWEST, self._budget // self._evaluate.actions), _MOST) << (number - 1)
-        if number == 1:
+        first = not self._others  # of this search, which may have begun anew at a later level
+        if first:
             for part in self._explore(count // 2):
                 yield 0.5 * part
             count -= count // 2
-        swapped = count // 2 if self._evaluate.actions <= _SWAPPED and number > 1 else 0
-        begun = 0.5 if number == 1 else 0.0
+        swapped = count // 2 if self._evaluate.actions <= _SWAPPED and not first else 0
+        begun = 0.5 if first else 0.0
         share = (1 - begun) * (count - swapped) / count
         # A second chain, from another start each time: the best one may lead nowhere.
         for chain in range(2):
