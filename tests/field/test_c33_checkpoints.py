@@ -137,7 +137,7 @@ def test_c33_another_family_on_another_number_of_ranks(saved: Path, family: str,
     pipe, optimizers = pipeline(family, num_ranks, LocalTransport(), seed=9)
     extra = load_checkpoint(pipe, saved, optimizers=optimizers)
     train(pipe, optimizers, range(extra["step"], 4))
-    check(weights(pipe), exact=family != "looped_bfs")
+    check(weights(pipe), exact=family not in ("looped_bfs", "dora"))
 
 
 def test_c33_saved_on_two_processes_and_loaded_on_four(pool: Callable[[int], Pool], tmp_path: Path):

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.torch
 
 RANKS = (1, 2, 4)
 MICROBATCHES = (1, 2, 3, 4, 7, 8)
-SINGLE = ("gpipe", "1f1b", "zb_h1", "zb_h2")
-LOOPED = ("looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "gis")
-VEE = ("zbv_zero_bubble", "dualpipev", "v_min")
+SINGLE = ("gpipe", "1f1b", "zb_h1", "zb_h2", "zb")
+LOOPED = ("looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "gis", "dora", "dora_dfs")
+VEE = ("zbv_zero_bubble", "dualpipev", "zbv_greedy", "v_half", "v_min")
 SHAPES = [
     *((name, p, 1) for name in SINGLE for p in RANKS),
     *((name, p, v) for name in LOOPED for p in RANKS for v in (1, 2, 3)),

@@ -1,4 +1,7 @@
-"""The families that PyTorch does not have train as the unpipelined model, and evaluate."""
+"""Families with options, and those that PyTorch does not have: training and evaluation.
+
+``tests/runtime/test_families.py`` trains every family without options.
+"""
 
 import copy
 
@@ -23,7 +26,7 @@ NAMES = [name for name, family in FAMILIES.items() if not family.aliases and nam
 OPTIONS = ["zb:limit=1", "zb:limit=8", "zbv_greedy:limit=1", "zbv_greedy:limit=2"]
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OPTIONS])
+@pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("microbatches", [3, 4, 8])
 def test_gradients_are_those_of_the_whole_model(name: str, num_ranks: int, microbatches: int):
@@ -36,14 +39,26 @@ def test_gradients_are_those_of_the_whole_model(name: str, num_ranks: int, micro
         y.tensor_split(microbatches),
         weights=[1 / microbatches] * microbatches,
     )
-    pipe = local_pipeline(modules, schedule)
-    output = pipe.eval(x).output
-    torch.testing.assert_close(output, nn.Sequential(*copy.deepcopy(modules))(x), rtol=0, atol=1e-6)
-    losses = pipe.step(x, target=y).losses
+    losses = local_pipeline(modules, schedule).step(x, target=y).losses
     assert losses is not None
     for found, loss in zip(losses, wanted.losses, strict=True):
         assert_same(found, loss, exact=True, what="loss")
     assert_gradients(modules, wanted.gradients, schedule)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("microbatches", [3, 4, 8])
+def test_evaluation_gives_the_outputs_of_the_whole_model(
+    name: str, num_ranks: int, microbatches: int
+):
+    schedule = build(name, num_ranks=num_ranks, num_microbatches=microbatches)
+    modules = linear_tanh(schedule.num_stages)
+    x = torch.randn(2 * microbatches, WIDTH)
+    wanted = nn.Sequential(*copy.deepcopy(modules))(x)
+    output = local_pipeline(modules, schedule).eval(x).output
+    torch.testing.assert_close(output, wanted, rtol=0, atol=1e-6)
+    assert all(p.grad is None for module in modules for p in module.parameters())
 
 
 @pytest.mark.parametrize("name", [*NAMES, *OPTIONS])

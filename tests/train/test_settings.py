@@ -23,6 +23,8 @@ def test_a_family_has_defaults():
     assert find_schedule("zbv", **GIVEN) == fb.build("zbv", num_ranks=2, num_microbatches=8)
     found = find_schedule("interleaved1f1b", ranks=3, stages_per_rank=4, microbatches=5)
     assert (found.num_ranks, found.num_stages, found.num_microbatches) == (3, 12, 5)
+    limited = find_schedule("zb:limit=1", **GIVEN)
+    assert limited == fb.build("zb", num_ranks=2, num_microbatches=8, limit=1)
 
 
 @pytest.mark.parametrize("ending", [".csv", ".json", ".txt"])
