@@ -1,10 +1,9 @@
-"""Stages that end or stop their own process."""
+"""Stages that fail, or end or stop their own process."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from tests.reference import WIDTH
@@ -15,7 +14,7 @@ class Dying(nn.Module):
     """Does something to its process in one of its calls, once in all processes.
 
     Args:
-        how: "SIGKILL", "SIGSTOP", "exit".
+        how: "SIGKILL", "SIGSTOP", "exit", "raise", "raise in backward", "shape".
         call: in which of its forwards.
         flag: a file that exists until it was done.
     """
@@ -29,16 +28,31 @@ class Dying(nn.Module):
         self.left -= self.training
         if self.left == 0 and self.flag.exists():
             self.flag.unlink()
-            self.end()
+            return self.fail(x)
         out: Tensor = self.inner(x)
         return out
 
-    def end(self) -> None:
+    def fail(self, x: Tensor) -> Tensor:
         if self.how == "exit":
             os._exit(3)
-        if self.how == "sleep":
-            time.sleep(1000)
+        if self.how == "raise in backward":
+            out: Tensor = self.inner(x)
+            out.register_hook(boom)
+            return out
+        if self.how == "raise":
+            boom()
+        if self.how == "shape":
+            return self.fail_to_multiply(x)
         os.kill(os.getpid(), getattr(signal, self.how))
+        return x
+
+    def fail_to_multiply(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x[:, 1:])
+        return out
+
+
+def boom(*_: object) -> None:
+    raise ValueError("boom")
 
 
 def pid(stage: object) -> int:
