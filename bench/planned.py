@@ -1,6 +1,6 @@
 """A planned order beside every named family that fits the same memory, measured in turn.
 
-    python -m bench.planned [--split 1,3,1,3] [--memory 1.15x] [--rounds 40]
+    python -m bench.planned [--split 1,4,1,4] [--memory 1.3x] [--rounds 40]
 
 Two processes of one thread each hold the demo's model, cut into uneven stages that nobody may cut
 anew. Some steps are measured; their costs predict every family that keeps within the memory, and
@@ -204,11 +204,11 @@ def run_race(job: Job, entries: Sequence[Entry], rounds: int) -> tuple[list[Samp
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--split", default="1,3,1,3", help="layers of the four stages")
+    parser.add_argument("--split", default="1,4,1,4", help="layers of the four stages")
     parser.add_argument("--placement", choices=[*PLACEMENTS], default="vee", help="the plan's")
-    parser.add_argument("--memory", default="1.15x")
-    parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=1, help="of a microbatch")
+    parser.add_argument("--memory", default="1.3x")
+    parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=2, help="of a microbatch")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--steps", type=int, default=16, help="to measure before planning")
     parser.add_argument("--rounds", type=int, default=40)
