@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,11 @@ TINY = ["--layers", "4", "--width", "16", "--heads", "2", "--sequence-length", "
 SOURCE = Path(__file__).parent
 FOREVER = ["--steps", "1000000"]
 SECONDS = 100
+MONARCH = ["--controller", "monarch"]
+DRIVEN = [
+    pytest.param([], id="programs"),
+    pytest.param(MONARCH, id="actors", marks=pytest.mark.monarch),
+]
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and all they start.
 PROGRAM = """
@@ -69,7 +75,8 @@ def children(process: subprocess.Popen[str]) -> list[int]:
         check=False,
     )
     lines = [line.split(maxsplit=1) for line in found.stdout.splitlines()]
-    return [int(pid) for pid, command in lines if "spawn_main" in command]
+    mains = ("spawn_main", "bootstrap_main")  # multiprocessing's, Monarch's
+    return [int(pid) for pid, command in lines if any(main in command for main in mains)]
 
 
 def assert_gone(pids: list[int]) -> None:
@@ -87,9 +94,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_ctrl_c_ends_the_step_saves_and_leaves_nobody_behind(tmp_path: Path):
+@pytest.mark.parametrize("driven", DRIVEN)
+def test_ctrl_c_ends_the_step_saves_and_leaves_nobody_behind(driven: list[str], tmp_path: Path):
     path = tmp_path / "x.pt"
-    with training(*FOREVER, "--check", "--json", "--save", path) as process:
+    with training(*FOREVER, *driven, "--check", "--json", "--save", path) as process:
         read_until(process, "step 1/")
         ranks = children(process)
         assert len(ranks) == 2
@@ -117,6 +125,33 @@ def test_ctrl_c_before_the_first_step_ends_the_run_at_once(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.monarch
+def test_ctrl_c_ends_actors_at_once_where_nothing_is_saved():
+    with training(*FOREVER, *MONARCH) as process:
+        read_until(process, "step 1/")
+        ranks = children(process)
+        assert len(ranks) == 2
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert "--save would have kept it" in err
+    assert "Traceback" not in err
+    assert_gone(ranks)
+
+
+@pytest.mark.monarch
+def test_a_killed_actor_ends_the_run():
+    with training(*FOREVER, *MONARCH) as process:
+        read_until(process, "step 1/")
+        ranks = children(process)
+        os.kill(ranks[1], signal.SIGKILL)
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert re.search(rf"rank [01]: its process {ranks[1]} was killed by SIGKILL", err)
+    assert "Traceback" not in err
+    assert_gone(ranks)
+
+
 def test_a_killed_rank_ends_the_run():
     with training(*FOREVER) as process:
         read_until(process, "step 1/")
@@ -129,10 +164,12 @@ def test_a_killed_rank_ends_the_run():
     assert_gone(ranks)
 
 
-def test_the_ranks_end_with_a_killed_command():
-    with training(*FOREVER) as process:
+@pytest.mark.parametrize("driven", DRIVEN)
+def test_the_ranks_end_with_a_killed_command(driven: list[str]):
+    with training(*FOREVER, *driven) as process:
         read_until(process, "step 1/")
         ranks = children(process)
+        assert len(ranks) == 2
         process.kill()
         process.wait(SECONDS)
         assert_gone(ranks)
