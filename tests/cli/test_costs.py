@@ -145,6 +145,8 @@ def test_compare_in_bytes(tmp_path: Path):
     assert {row[0]: row[-1] for row in rows if row[1] == "1"}["gpipe"] == "no"
     assert all(row[1] == "1" for row in rows)  # costs of two stages
     assert fine(*text, "1x") == fine(*text, "60")
+    save_costs(TableCosts(F=[1, 2], I=1, W=1), path)  # without bytes everything fits
+    assert fine(*text, "60").count("\nzb ") == 1
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_without_bytes_microbatches_are_counted():
     found = stage_costs(VEE, UniformCosts(F=2, I=2, W=2))
     assert (found.F, found.held, found.kept) == ((1,) * 4, (1,) * 4, (1,) * 4)
     assert stage_costs(VEE, None) == unit_costs(VEE)
+    assert stage_costs(VEE, UniformCosts(F=2, I=2, W=2), 3) == found
     assert limited(VEE, found, 3).capacity == (6, 6)
 
 

@@ -101,7 +101,9 @@ def _entry(text: str, size: tuple[int, int, int], model: Costs, memory: Memory |
     family, options = parse(text)
     placement = family.place(ranks, count, None)
     limit = None if memory is None else memory.bytes(model, [placement])
-    known: dict[str, Any] = {"costs": model, "memory": limit} if family.uses_costs else {}
+    known: dict[str, Any] = {"costs": model} if family.uses_costs else {}
+    if known and any(model.table(placement).activation_bytes):
+        known["memory"] = limit
     schedule = build(
         text, num_ranks=ranks, num_microbatches=microbatches, stages_per_rank=count, **known
     )

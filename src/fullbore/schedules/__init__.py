@@ -135,6 +135,11 @@ def _costs(
             f"{family.name}: its order does not depend on costs or memory; leave them out, or use "
             "zb or zbv_greedy"
         )
+    if memory is not None and not (costs and any(costs.table(placement).activation_bytes)):
+        raise ParameterError(
+            "memory: bytes are known from costs that say what activations take, activation_bytes; "
+            "give these, or leave memory out"
+        )
     return {"costs": stage_costs(placement, costs, memory)}
 
 

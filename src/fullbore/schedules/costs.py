@@ -75,20 +75,15 @@ def stage_costs(
         placement: which rank holds which stage.
         costs: a cost model such as ``UniformCosts`` or ``TableCosts``; None: unit costs.
         memory: what a rank may hold in all, in bytes, the costs' static bytes included; None: any
-            amount.
+            amount. Without costs that say what activations take it is no limit.
 
     Raises:
-        ParameterError: the costs do not fit the placement, there is a memory limit but no bytes, or
-            a rank cannot hold one microbatch of each of its stages.
+        ParameterError: the costs do not fit the placement, or a rank cannot hold one microbatch of
+            each of its stages.
     """
-    table = None if costs is None else costs.table(placement)
-    if memory is not None and not (table and any(table.activation_bytes)):
-        raise ParameterError(
-            "memory: bytes are known from costs that say what activations take, activation_bytes; "
-            "give these, or leave memory out"
-        )
-    if table is None:
+    if costs is None:
         return unit_costs(placement)
+    table = costs.table(placement)
     held = tuple(
         min(size, table.message_bytes[s]) if s in table.recompute else size
         for s, size in enumerate(table.activation_bytes)
@@ -97,6 +92,7 @@ def stage_costs(
     if not any(table.activation_bytes):
         # Nobody has said what they take, so microbatches are counted.
         held = kept = (1.0,) * placement.num_stages
+        memory = None
     found = StageCosts(
         F=tuple(table.F),
         I=tuple(i + (table.F[s] if s in table.recompute else 0) for s, i in enumerate(table.I)),
