@@ -78,6 +78,11 @@ def _read(
         if options:
             raise ParameterError(f"schedule_options are for families and files; got {options}")
         return source
+    given: object = source
+    if not isinstance(given, str | os.PathLike):
+        raise ParameterError(
+            f"schedule must be a family's name, a file, a Schedule or a Plan; got {given!r}"
+        )
     if isinstance(source, os.PathLike) or Path(source).suffix.lower().removeprefix(".") in FORMATS:
         return load(source, **options)
     if num_stages % num_ranks:
