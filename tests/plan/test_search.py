@@ -76,28 +76,39 @@ def test_the_loops_agree_with_the_simulator(placement: Placement, memory: float)
     model = costs(MIDDLE)
     least = max(len(placement.stages_of(r)) for r in range(placement.num_ranks))
     of = instance(placement, 5, max(memory, least / placement.num_ranks), model)
-    random = Random(1)
-    space = Space(of, random)
+    space = Space(of, Random(1))
     for by_span in (False, True):
         evaluate = Evaluator(of, by_span=by_span, compiled=False)
-        for steps in space.starts(4):
-            for rules in space.rules():
-                _agrees(evaluate, Point(steps, rules), model, by_span)
+        bases = [space.regular()]
+        for _ in range(40):
+            point = Point(bases[-1], space.paces(), space.rules())
+            if _agrees(evaluate, point, model, by_span):
+                bases.append(evaluate.starts(evaluate.order))
+        assert len(bases) > 5
 
 
-def _agrees(evaluate: Evaluator, point: Point, model: Costs, by_span: bool) -> None:
+def _agrees(evaluate: Evaluator, point: Point, model: Costs, by_span: bool) -> bool:
     length = evaluate(point)
     if length == NEVER:
-        return
+        return False
     order = evaluate.order
     timeline = simulate(evaluate.schedule(order), model)
+    plain = timeline.span if by_span else timeline.makespan
     # A dispatched action may wait on purpose; the simulator never waits.
-    assert (timeline.span if by_span else timeline.makespan) <= length * (1 + 1e-9)
+    assert plain <= length * (1 + 1e-9)
+    assert evaluate.length(order) == pytest.approx(plain)
+    starts = evaluate.starts(order)
+    for slot in (slot for slots in timeline.ranks for slot in slots):
+        stage, kind, k, _ = slot.action
+        if kind is not Kind.W:
+            row = stage + (kind is Kind.I) * evaluate.schedule(order).num_stages
+            assert starts[row * 5 + k] == pytest.approx(slot.start)
     found, best = evaluate.swap(order, length=length, moves=40, tolerance=0.0, seed=5)
     after = simulate(evaluate.schedule(best), model)
     if found < length:
         assert (after.span if by_span else after.makespan) == pytest.approx(found)
     assert not [f for f in verify(evaluate.schedule(best)) if f.severity == "error"]
+    return True
 
 
 @given(st.sampled_from(PLACEMENTS), st.integers(1, 6), st.integers(0, 99))
@@ -107,7 +118,7 @@ def test_compiled_loops_find_the_same(placement: Placement, microbatches: int, s
     for compiled in (False, True):
         annealer = Annealer(of, seed, target=0, compiled=compiled, budget=1)
         parts = [part for level in (1, 2) for part in annealer.level(level)]
-        assert parts[-1] == pytest.approx(1)
+        assert 0 < max(parts) <= 1
         found.append((annealer.length, annealer.order, annealer.evaluations))
     assert found[0] == found[1]
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from random import Random
 
 from fullbore.plan.instance import Instance
 from fullbore.plan.loops import Evaluator
 from fullbore.plan.points import Point, Space
-from fullbore.sim import Timeline
 
 # It counts actions put in order, so that a level takes about the same time at every size.
 BUDGET = 4_000_000
 _FEWEST, _MOST = 40, 20_000  # evaluations of the first level
-_SWAPPED = (
-    8_000  # orders of more actions gain little by moves that each cost as much as a new order
-)
+_SWAPPED = 8_000  # orders of more actions gain little: each move costs as much as a new order
 _RECORDS = 8  # how many of the best points are kept
+_CHAINS, _CHAIN = 8, 400  # how many chains a level has at most, and how long they should be
+_AGAIN = 20  # how many rules are tried on the best order's own starts
 _WARM = 0.003  # how much worse a step may be at first, as a part of the best
 
 
@@ -29,8 +28,16 @@ class Annealer:
         of: the instance.
         seed: where chance begins.
         target: a length at which there is nothing more to win.
+        bases: when each F and I starts in known schedules, which may need more memory than there
+            is.
         by_span, compiled: as of ``Evaluator``.
         budget: how many actions the first level puts in order.
+
+    Attributes:
+        evaluate: what it evaluates orders with.
+        length, order: the best so far.
+        records: the points that were the best when they were found, the last of them.
+        evaluations: how many orders were tried.
     """
 
     def __init__(
@@ -39,17 +46,20 @@ class Annealer:
         seed: int,
         *,
         target: float,
+        bases: Sequence[Sequence[float]] = (),
         by_span: bool = False,
         compiled: bool | None = None,
         budget: int = BUDGET,
     ) -> None:
         self._budget = budget
-        self._evaluate = Evaluator(of, by_span=by_span, compiled=compiled)
+        self.evaluate = Evaluator(of, by_span=by_span, compiled=compiled)
         self._random = Random(seed)
         self._space = Space(of, self._random)
         self._target = target
-        self._seeds: list[tuple[float, ...]] = []
+        numbers = self.evaluate.numbers
+        self._bases = [numbers([*base]) for base in (self._space.regular(), *bases)]
         self._others: list[tuple[float, Point]] = []
+        self._turn = 0
         self.length = float("inf")
         self.order: list[int] | None = None
         self.records: deque[Point] = deque(maxlen=_RECORDS)
@@ -60,61 +70,75 @@ class Annealer:
         """Whether there is nothing more to win."""
         return self.length <= self._target
 
-    @property
-    def evaluator(self) -> Evaluator:
-        """What this search evaluates orders with."""
-        return self._evaluate
+    def offer(self, order: list[int]) -> float:
+        """Also consider an order; its length."""
+        length = self.evaluate.length(order)
+        if length < self.length:
+            self.length, self.order = length, order
+        return length
 
-    def begin_from(self, timeline: Timeline) -> None:
-        """Also begin where a timeline is."""
-        self._seeds.append(self._space.followed(timeline))
-
-    def begin(self) -> None:
+    def begin(self, tries: int = 200) -> None:
         """Find some order, at once."""
-        for rule in self._space.rules():
-            self._try(Point(self._space.natural(), rule))
+        for _ in range(tries):
+            self._try(Point(self._bases[0], self._space.still, self._space.rules()))
+            if self.order is not None:
+                return
 
     def level(self, number: int) -> Iterator[float]:
         """One level, from 1 on; gives the part of it that is over, after every piece of work that
         should not be interrupted."""
-        count = min(max(_FEWEST, self._budget // self._evaluate.actions), _MOST) << (number - 1)
-        first = not self._others  # of this search, which may have begun anew at a later level
-        if first:
-            for part in self._explore(count // 2):
-                yield 0.5 * part
-            count -= count // 2
-        swapped = count // 2 if self._evaluate.actions <= _SWAPPED and not first else 0
-        begun = 0.5 if first else 0.0
-        share = (1 - begun) * (count - swapped) / count
-        # A second chain, from another start each time: the best one may lead nowhere.
-        for chain in range(2):
-            for part in self._anneal((count - swapped) // 2, chain * number):
-                yield begun + share * (chain + part) / 2
-        for part in self._swap(swapped):
-            yield begun + share + (1 - begun - share) * part
+        actions = self.evaluate.actions
+        count = min(max(_FEWEST, self._budget // actions), _MOST) << (number - 1)
+        if not self._others:
+            parts = [(count // 2, self._explore(count // 2)), (count // 2, self._go_on(count // 2))]
+        else:
+            # Chains from other starts as well: the best one may lead nowhere.
+            swapped = count // 2 if actions <= _SWAPPED else 0
+            chains = min(max(2, count // _CHAIN), _CHAINS)
+            size = (count - swapped) // chains
+            parts = [(size, self._start(size)) for _ in range(chains - 1)]
+            parts += [(size, self._go_on(size)), (swapped, self._swap(swapped))]
+        done = 0
+        for size, part in parts:
+            for inner in part:
+                yield (done + inner * size) / count
+            done += size
 
     def _explore(self, count: int) -> Iterator[float]:
-        rules = [*self._space.rules()]
-        known = [self._space.natural(), *self._seeds]
-        starts = [*known, *self._space.starts(max(0, count // len(rules) - len(known)))]
-        for number, steps in enumerate(starts):
-            points = [Point(steps, rule) for rule in rules]
-            self._others.append(
-                min(zip(map(self._try, points), points, strict=True), key=itemgetter(0))
-            )
-            yield (number + 1) / len(starts)
+        """Rules on all bases, and paces from a grid on the regular one."""
+        space, bases = self._space, self._bases
+        best: dict[int, tuple[float, Point]] = {}
+        for number in range(count):
+            place = number % (2 * len(bases))
+            known = place < len(bases)
+            base, steps = (bases[place], space.still) if known else (bases[0], space.paces())
+            point = Point(base, steps, space.rules())
+            key = place if known else len(bases) + number
+            found = (self._try(point), point)
+            best[key] = min(best.get(key, found), found, key=itemgetter(0))
+            yield (number + 1) / count
             if self.done:
                 return
-        self._others.sort(key=itemgetter(0))
+        self._others = sorted(best.values(), key=itemgetter(0))
 
-    def _anneal(self, count: int, rank: int) -> Iterator[float]:
-        """From the best point if ``rank`` is 0, else from the start that came in at it."""
-        if not self.records or rank >= len(self._others):
+    def _start(self, count: int) -> Iterator[float]:
+        """A chain from the next of the starts."""
+        self._turn += 1
+        length, point = self._others[self._turn % len(self._others)]
+        yield from self._anneal(count, length, point)
+
+    def _go_on(self, count: int) -> Iterator[float]:
+        """A chain from the best. Moves, or a family, may have given its order: then its own starts
+        are a base as well."""
+        if self.order is None:
             return
-        point = self._others[rank][1] if rank else self.records[-1]
-        # Moves may have gone on from the order of the best point; its own length counts here.
-        length = self._evaluate(point)
-        self.evaluations += 1
+        base, still = self.evaluate.starts(self.order), self._space.still
+        points = [Point(base, still, self._space.rules()) for _ in range(_AGAIN)]
+        points += [*self.records][-1:]
+        found = ((self._try(point), point) for point in points)
+        yield from self._anneal(count, *min(found, key=itemgetter(0)))
+
+    def _anneal(self, count: int, length: float, point: Point) -> Iterator[float]:
         warm = _WARM * length
         for number in range(count):
             tolerance = warm * (1 - number / count) ** 2 * self._random.random() ** 2
@@ -127,10 +151,10 @@ class Annealer:
                 return
 
     def _try(self, point: Point) -> float:
-        length = self._evaluate(point)
+        length = self.evaluate(point)
         self.evaluations += 1
         if length < self.length:
-            self.length, self.order = length, self._evaluate.order
+            self.length, self.order = length, self.evaluate.order
             self.records.append(point)
         return length
 
@@ -142,10 +166,10 @@ class Annealer:
                 return
             order = self.order
             if piece % 3 == 2 and piece // 3 < len(self._others):
-                self._evaluate(self._others[piece // 3][1])
+                self.evaluate(self._others[piece // 3][1])
                 self.evaluations += 1
-                order = self._evaluate.order
-            found, best = self._evaluate.swap(
+                order = self.evaluate.order
+            found, best = self.evaluate.swap(
                 order,
                 length=self.length,
                 moves=count // pieces,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fullbore.ir import Kind, Placement, Schedule
-from fullbore.sim import Costs, Table, Timeline, memory_over_time, simulate
+from fullbore.sim import Costs, Table, memory_over_time, simulate
 from fullbore.verify import check
 
 _EXACT = 1e-9
@@ -85,7 +85,6 @@ def judge(
     costs: Costs,
     bound: float,
     by_span: bool,
-    timeline: Timeline | None = None,
 ) -> tuple[Candidate, tuple[float, ...]]:
     """A schedule as a candidate, and by how many bytes each rank is over its capacity.
 
@@ -94,7 +93,8 @@ def judge(
     """
     check(schedule)
     table = costs.table(schedule.placement)
-    timeline = simulate(schedule, costs) if timeline is None else timeline
+    timeline = simulate(schedule, costs)
+    makespan, span, busiest = timeline.makespan, timeline.span, max(timeline.busy)
     peak = most_held(schedule, table)
     if any(table.message_bytes) or any(action.parts for _, _, action in schedule.actions()):
         levels = memory_over_time(schedule, timeline, costs)
@@ -103,12 +103,12 @@ def judge(
     over = tuple(map(excess, peak, own, capacity))
     candidate = Candidate(
         schedule=schedule,
-        makespan=timeline.makespan,
-        span=timeline.span,
-        makespan_bubble_rate=timeline.makespan_bubble_rate,
-        span_bubble_rate=timeline.span_bubble_rate,
+        makespan=makespan,
+        span=span,
+        makespan_bubble_rate=1 - busiest / makespan if makespan else 0.0,
+        span_bubble_rate=1 - busiest / span if span else 0.0,
         peak=peak,
-        length=timeline.span if by_span else timeline.makespan,
+        length=span if by_span else makespan,
         bound=bound,
     )
     return candidate, over

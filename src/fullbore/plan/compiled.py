@@ -47,7 +47,7 @@ def loops(functions: Iterable[Callable[..., Any]], *, compiled: bool | None = No
         for name, function in given.items():
             copy = FunctionType(function.__code__, names, name)
             copy.__module__ = function.__module__
-            names[name] = numba.njit(cache=True)(copy)
+            names[name] = numba.njit(cache=True, inline="always", error_model="numpy")(copy)
     finally:
         numba.config.CACHE_DIR = kept
     return Loops({name: names[name] for name in given}, numpy.array, compiled=True)

@@ -10,9 +10,9 @@ from fullbore.ir import Placement, Schedule
 from fullbore.plan import swaps
 from fullbore.plan.compiled import Loops, loops
 from fullbore.plan.instance import Instance, make_instance
-from fullbore.plan.points import Point
+from fullbore.plan.points import Point, Space
 from fullbore.schedules import dispatch
-from fullbore.schedules.dispatcher import Dispatcher, Rules
+from fullbore.schedules.dispatcher import Dispatcher
 from fullbore.sim import UniformCosts
 
 
@@ -29,7 +29,7 @@ class Evaluator:
     def __init__(self, of: Instance, *, by_span: bool, compiled: bool | None = None) -> None:
         made = _loops(compiled)
         placement, numbers = of.placement, made.numbers
-        self._of, self._numbers = of, numbers
+        self._of, self._functions, self.numbers = of, made.functions, numbers
         self._dispatcher = Dispatcher(
             placement,
             of.num_microbatches,
@@ -39,7 +39,6 @@ class Evaluator:
             function=made.functions["dispatch"],
             numbers=numbers,
         )
-        self._swaps = made.functions["swaps"]
         self._scratch = (
             numbers([0.0] * (2 * placement.num_stages * of.num_microbatches)),
             numbers([0] * placement.num_ranks),
@@ -58,15 +57,28 @@ class Evaluator:
 
     def __call__(self, point: Point) -> float:
         """The length of what a point's due dates give; ``NEVER`` if they give nothing."""
-        return self._dispatcher(point.due(), point.rules)
+        return self._dispatcher(point.shift(), point.rules, base=point.base)
+
+    def length(self, order: list[int]) -> float:
+        """That of an order; ``NEVER`` if it cannot run or needs more memory than there is."""
+        length = self._functions["length"]
+        return float(length(*self._dispatcher.fixed, self.numbers(order), *self._scratch))
+
+    def starts(self, order: list[int]) -> Any:
+        """When each F and I of an order starts, whatever memory it needs: a point's base."""
+        sizes, layout, times, memory = self._dispatcher.fixed
+        free = self.numbers([0.0] * len(memory))
+        self._functions["length"](sizes, layout, times, free, self.numbers(order), *self._scratch)
+        ends, m = self._scratch[0], self._of.num_microbatches
+        return self.numbers([float(end) - float(times[n // m]) for n, end in enumerate(ends)])
 
     def swap(
         self, order: list[int], *, length: float, moves: int, tolerance: float, seed: int
     ) -> tuple[float, list[int]]:
         """Move actions about; the best length and order."""
-        numbers = self._numbers
+        numbers = self.numbers
         best = numbers([*order])
-        found = self._swaps(
+        found = self._functions["swaps"](
             *self._dispatcher.fixed,
             numbers([*order]),
             best,
@@ -79,7 +91,7 @@ class Evaluator:
     def schedule(self, order: list[int]) -> Schedule:
         """An order as a schedule."""
         programs = tuple(map(tuple, self._dispatcher.programs(order)))
-        return Schedule(programs, self._of.placement, self._of.num_microbatches)
+        return Schedule(programs, self._of.placement, self._of.num_microbatches, name="plan")
 
 
 @cache
@@ -94,7 +106,9 @@ def warm_up(*, compiled: bool | None = None) -> float:
     """Get the loops ready, which may mean to compile them; how many seconds it took."""
     begun = monotonic()
     of = make_instance(Placement.linear(1), 1, costs=UniformCosts(F=1, I=1, W=1))
-    evaluator = Evaluator(of, by_span=False, compiled=compiled)
-    evaluator(Point((1.0,), Rules(period=3.0)))
-    evaluator.swap(evaluator.order, length=3.0, moves=1, tolerance=0.0, seed=1)
+    evaluator, space = Evaluator(of, by_span=False, compiled=compiled), Space(of)
+    evaluator(Point(evaluator.numbers(space.regular()), space.still, space.rules()))
+    order = evaluator.order
+    evaluator.starts(order)
+    evaluator.swap(order, length=3.0, moves=1, tolerance=0.0, seed=1)
     return monotonic() - begun

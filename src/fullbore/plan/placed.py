@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from operator import itemgetter
@@ -12,15 +12,20 @@ from fullbore.ir import Placement, Schedule
 from fullbore.passes import MergeBackward
 from fullbore.plan.anneal import Annealer
 from fullbore.plan.bounds import bounds
-from fullbore.plan.candidate import Candidate, excess, judge, most_held
+from fullbore.plan.candidate import Candidate, judge
 from fullbore.plan.instance import Instance, make_instance
 from fullbore.plan.loops import Evaluator
+from fullbore.plan.points import stretched
 from fullbore.schedules import FAMILIES, Family
+from fullbore.schedules.costs import stage_costs
 from fullbore.schedules.dispatch import NEVER
-from fullbore.sim import Costs, Timeline, simulate
+from fullbore.schedules.dispatcher import order_of
+from fullbore.sim import Costs
 
 _MET = 1 + 1e-6  # a bound is met up to rounding
-_LARGE = 40_000  # actions; from here on due dates are sought with fewer microbatches
+_QUICK = 8_000  # actions that take no time to build and judge
+_ROUNDS = 3  # of P microbatches: as many as show how a family goes on
+_LONG = 8  # rounds; from here on due dates are sought with fewer microbatches
 
 
 class Placed:
@@ -51,41 +56,54 @@ class Placed:
         compiled: bool | None,
     ) -> None:
         self.of = make_instance(placement, num_microbatches, costs=costs, memory=memory)
-        self._costs, self._by_span = costs, by_span
+        self.memory, self._costs, self._by_span = memory, costs, by_span
         self._seed, self._compiled = seed, compiled
-        self.bound = bounds(self.of).of("span" if by_span else "makespan")
+        self._objective = "span" if by_span else "makespan"
+        self.bound = bounds(self.of).of(self._objective)
+        table = costs.table(placement)
+        # What decides whether a schedule fits beside the order: messages on their way.
+        self.has_messages = any(table.message_bytes)
+        self._is_merged = any(map(lambda b, i, w: b < i + w, table.B, table.I, table.W))
         self.families: list[Candidate] = []
         self.planned: Candidate | None = None
+        self._waiting: list[Family] = []
+        self._bases: list[list[float]] = []
+        self._searched = self.of if self.quick else _cut(self.of, _LONG)
         self._begin_search(self.of.capacity)
 
     def _begin_search(self, capacity: tuple[float, ...]) -> None:
         """Begin anew with so much memory."""
-        of = replace(self.of, capacity=capacity)
-        self._whole: Evaluator | None = None
+        self._searched = replace(self._searched, capacity=capacity)
         self._judged = inf  # the length of the last order that was judged
-        met = self.bound * _MET
-        if 3 * of.placement.num_stages * of.num_microbatches > _LARGE:
-            # Due dates found with fewer microbatches do for all of them; and cost less to find.
-            self._whole = Evaluator(of, by_span=self._by_span, compiled=self._compiled)
-            of = replace(of, num_microbatches=_few(of))
-            met = bounds(of).of("span" if self._by_span else "makespan") * _MET
-        self._searched = of
+        self._least = bounds(self._searched).of(self._objective)
         self.annealer = Annealer(
-            of, self._seed, target=met, by_span=self._by_span, compiled=self._compiled
+            self._searched,
+            self._seed,
+            target=self._least * _MET,
+            bases=self._bases,
+            by_span=self._by_span,
+            compiled=self._compiled,
         )
 
     @property
-    def _ranks(self) -> range:
-        return range(self.of.placement.num_ranks)
+    def actions(self) -> int:
+        """How many a schedule has: what judging it costs."""
+        return 3 * self.of.placement.num_stages * self.of.num_microbatches
+
+    @property
+    def quick(self) -> bool:
+        """Whether building and judging a schedule takes next to no time."""
+        return self.actions < _QUICK
 
     @property
     def length(self) -> float:
-        """That of the best candidate; ``inf`` if there is none."""
-        return min((found.length for found in self.candidates), default=inf)
+        """The shortest length so far, also of what is not judged yet; ``inf`` if there is none."""
+        scale = self.bound / self._least if self._least else 1.0
+        return min([self.annealer.length * scale, *(found.length for found in self.candidates)])
 
     @property
     def candidates(self) -> list[Candidate]:
-        """All that fit."""
+        """All that fit and are judged."""
         return [*([self.planned] if self.planned else []), *self.families]
 
     @property
@@ -94,53 +112,64 @@ class Placed:
         return self.length <= self.bound * _MET or self.annealer.done
 
     def begin(self) -> None:
-        """Try the families that have this placement and fit. Of large schedules only that is judged
-        which does best with fewer microbatches."""
-        table, placement = self._costs.table(self.of.placement), self.of.placement
-        static = [sum(table.static_bytes[s] for s in placement.stages_of(r)) for r in self._ranks]
-        found: list[tuple[float, Family, Timeline]] = []
+        """Try the families that have this placement, large ones with few microbatches."""
+        few = self._searched if self.quick else _cut(self._searched, _ROUNDS)
+        evaluate = Evaluator(few, by_span=self._by_span, compiled=self._compiled)
+        fitting: list[tuple[float, Family]] = []
         for family in FAMILIES.values():
-            schedule = self._build(family, self._searched)
+            schedule = self._build(family, few)
             if schedule is None:
                 continue
-            held = most_held(schedule, table)
-            if any(map(excess, held, static, self.of.capacity)):
-                continue
-            timeline = simulate(schedule, self._costs)
-            self.annealer.begin_from(timeline)
-            length = timeline.span if self._by_span else timeline.makespan
-            found.append((length, family, timeline))
-        if self._whole is not None:
-            found = sorted(found, key=itemgetter(0))[:1]
-        for _, family, timeline in found:
-            schedule = self._build(family, self.of)
-            assert schedule is not None
-            known = timeline if self._whole is None else None
-            candidate, over = self._judge(schedule, known)
-            self.families += [] if any(over) else [candidate]
-        if not self.families:
+            order = order_of(schedule)
+            self._bases.append(_stretched(evaluate.starts(order), few, self._searched))
+            length = evaluate.length(order)
+            if length < NEVER:
+                fitting.append((length, family))
+        self._begin_search(self.of.capacity)
+        self._waiting = [family for _, family in sorted(fitting, key=itemgetter(0))]
+        for family in self._waiting[:1]:
+            schedule = self._build(family, self._searched)
+            self._judged = self.annealer.offer(order_of(schedule)) if schedule else inf
+        if not fitting:
             self.annealer.begin()
+        while self.quick and self.judge_family():
+            pass
+        if self.quick or self.has_messages:
             self.settle()
 
     def level(self, number: int) -> Iterator[float]:
         """One level of annealing; gives the part that is over. ``settle`` takes its result."""
         yield from self.annealer.level(number)
 
+    def judge_family(self) -> bool:
+        """Judge the most promising family that has not been; whether there was one."""
+        if not self._waiting:
+            return False
+        schedule = self._build(self._waiting.pop(0), self.of)
+        assert schedule is not None
+        candidate, over = self._judge(schedule)
+        self.families += [] if any(over) else [candidate]
+        return True
+
     def settle(self) -> None:
-        """Judge the best order so far. Where what is on its way between ranks makes it overrun the
-        memory, begin anew with as much less."""
+        """Judge the best order so far, or a family if that is the best. Where what is on its way
+        between ranks makes it overrun the memory, begin anew with as much less."""
         plain = self._found()
-        if plain is None:
-            return
-        merged = MergeBackward().apply(plain)
-        schedules = [plain] if merged == plain else [plain, merged]
+        if plain is not None:
+            self._settle(plain)
+        # With fewer microbatches they cannot be compared.
+        needed = self._searched.num_microbatches < self.of.num_microbatches and not self.families
+        while (needed or not self.candidates) and self.judge_family():
+            needed = False
+
+    def _settle(self, plain: Schedule) -> None:
+        schedules = [plain, *([MergeBackward().apply(plain)] if self._is_merged else [])]
         judged = [self._judge(schedule) for schedule in schedules]
         fitting = [candidate for candidate, over in judged if not any(over)]
         best = min(fitting, key=lambda candidate: candidate.length, default=None)
         if best is None:
-            over = judged[0][1]
-            room = zip(self._searched.capacity, over, strict=True)
-            self._begin_search(tuple(c - more for c, more in room))
+            room = zip(self._searched.capacity, judged[0][1], strict=True)
+            self._begin_search(tuple(capacity - more for capacity, more in room))
         elif self.planned is None or best.length < self.planned.length:
             self.planned = best
 
@@ -150,25 +179,29 @@ class Placed:
         if search.order is None or search.length >= self._judged:
             return None
         self._judged = search.length
-        if self._whole is None:
-            return replace(search.evaluator.schedule(search.order), name="plan")
+        if self._searched.num_microbatches == self.of.num_microbatches:
+            return search.evaluate.schedule(search.order)
         # What is a little worse with few microbatches may go on better.
-        length, best = min((self._whole(point), -n) for n, point in enumerate(search.records))
+        whole = replace(self.of, capacity=self._searched.capacity)
+        evaluate = Evaluator(whole, by_span=self._by_span, compiled=self._compiled)
+        bases = (_stretched(point.base, self._searched, whole) for point in search.records)
+        points = [
+            point._replace(base=evaluate.numbers(base))
+            for point, base in zip(search.records, bases, strict=True)
+        ]
+        length, best = min((evaluate(point), -n) for n, point in enumerate(points))
         if length >= NEVER:
             return None
-        self._whole(search.records[-best])
-        return replace(self._whole.schedule(self._whole.order), name="plan")
+        evaluate(points[-best])
+        return evaluate.schedule(evaluate.order)
 
-    def _judge(
-        self, schedule: Schedule, timeline: Timeline | None = None
-    ) -> tuple[Candidate, tuple[float, ...]]:
+    def _judge(self, schedule: Schedule) -> tuple[Candidate, tuple[float, ...]]:
         return judge(
             schedule,
             self.of.capacity,
             costs=self._costs,
             bound=self.bound,
             by_span=self._by_span,
-            timeline=timeline,
         )
 
     def _build(self, family: Family, of: Instance) -> Schedule | None:
@@ -182,9 +215,26 @@ class Placed:
             )
         except ParameterError:
             return None
-        return replace(family.build(where, of.num_microbatches), name=family.name)
+        options = {}
+        if family.uses_costs:
+            options["costs"] = stage_costs(placement, self._costs, self.memory)
+        return replace(family.build(where, of.num_microbatches, **options), name=family.name)
 
 
-def _few(of: Instance) -> int:
-    """As many microbatches as show how a long step goes on."""
-    return min(of.num_microbatches, 3 * of.placement.num_ranks)
+def _cut(of: Instance, rounds: int) -> Instance:
+    """With so many rounds of P microbatches, and what was left over by whole rounds."""
+    size, m = of.placement.num_ranks, of.num_microbatches
+    return of if m < rounds * size else replace(of, num_microbatches=rounds * size + m % size)
+
+
+def _stretched(dates: Sequence[float], few: Instance, many: Instance) -> list[float]:
+    """Dates of few microbatches, for many."""
+    if few.num_microbatches == many.num_microbatches:
+        return [*dates]
+    placement = many.placement
+    return stretched(
+        dates,
+        rows=2 * placement.num_stages,
+        microbatches=many.num_microbatches,
+        size=placement.num_ranks,
+    )

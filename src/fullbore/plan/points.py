@@ -1,43 +1,44 @@
-"""What the search varies: due dates, independent of the number of microbatches, and rules."""
+"""What the search varies: due dates, by a base and how much is added to it, and rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate
 from math import inf
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fullbore.ir import Kind
 from fullbore.plan.instance import Instance
 from fullbore.schedules.dispatcher import Rules
-from fullbore.sim import Timeline
 
-_LEAST = 1e-6  # of the period, between two due dates
-_FACTORS = (0.67, 0.8, 0.9, 1.1, 1.25, 1.5)
+# Of the period, between two due dates.
 _GRID = (0.001 / 6, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 1.0)
-_RULES = ((0.0, 1.0), (0.0, 0.0001), (0.8, 1.0), (0.3, 0.5))  # patience, fill
-_SLACKS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # in periods
+_PATIENCE = (0.0, 0.3, 0.6, 0.9)
+_FILL = (0.0001, 0.25, 0.5, 0.75, 1.0)
+_SLACKS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, inf)  # in periods
 
 
 class Point(NamedTuple):
     """Due dates and rules.
 
     Attributes:
-        steps: from the due date of F of stage 0 to that of stage 1 and so on to stage S-1, to I of
-            stage S-1, and back to I of stage 0: 2 S - 1 times.
-        rules: how ranks choose.
+        base: when each F and I is due, by kind, stage and microbatch: what ``regular`` gives, or
+            when they start in a schedule that is known.
+        steps: how much later, from F of stage 0 on to that of stage 1 and so on to stage S-1, to I
+            of stage S-1, and back to I of stage 0: 2 S - 1 times. Each also counts for what comes
+            after it.
+        rules: how ranks choose. Their ``period`` is what the base is multiplied by.
     """
 
+    base: Any
     steps: tuple[float, ...]
     rules: Rules
 
-    def due(self) -> list[float]:
-        """The due dates of microbatch 0: F by stage, then I by stage."""
-        dates = [0.0]
-        for step in self.steps:
-            dates.append(dates[-1] + step)
+    def shift(self) -> list[float]:
+        """How much later than in the base each is due: F by stage, then I by stage."""
+        dates = [*accumulate(self.steps, initial=0.0)]
         half = len(dates) // 2
         return dates[:half] + dates[: half - 1 : -1]
 
@@ -50,8 +51,8 @@ class Space:
         random: where chance comes from. Only ``random()`` is used, which is the same everywhere.
     """
 
-    def __init__(self, of: Instance, random: Random) -> None:
-        self._of, self._random = of, random
+    def __init__(self, of: Instance, random: Random | None = None) -> None:
+        self._of, self._random = of, random or Random(0)
         self.period = max(of.work) / of.num_microbatches or 1.0
         placement = of.placement
         local = [placement.stages_of(rank).index(s) for s, rank in enumerate(placement.ranks)]
@@ -63,52 +64,43 @@ class Space:
             [place for place, group in enumerate(groups) if group == name]
             for name in dict.fromkeys(groups)
         ]
-        self._tight = any(
-            capacity < 0.85 * placement.num_ranks * sum(of.held[s] for s in placement.stages_of(r))
-            for r, capacity in enumerate(of.capacity)
-        )
+        self.still = (0.0,) * len(groups)
 
-    def natural(self) -> tuple[float, ...]:
-        """As fast as one microbatch alone can pass."""
+    @property
+    def _natural(self) -> list[float]:
+        """The steps of one microbatch alone."""
         of = self._of
         down = [f + hop for f, hop in zip(of.F[:-1], of.down, strict=False)]
         up = [i + hop for i, hop in zip(of.I[1:], of.up, strict=False)]
-        return tuple(self._least(step) for step in (*down, of.F[-1], *reversed(up)))
+        return [*down, of.F[-1], *reversed(up)]
 
-    def followed(self, timeline: Timeline) -> tuple[float, ...]:
-        """As a microbatch in the middle of a timeline passes."""
-        middle, stages = self._of.num_microbatches // 2, self._of.placement.num_stages
-        starts = {
-            (leaf.action.kind is Kind.F, leaf.action.stage): leaf.start
-            for slots in timeline.ranks
-            for slot in slots
-            for leaf in slot.leaves
-            if leaf.action.microbatch == middle and leaf.action.kind is not Kind.W
-        }
-        times = [starts[True, s] for s in range(stages)]
-        times += [starts[False, s] for s in reversed(range(stages))]
-        return tuple(self._least(b - a) for a, b in pairwise(times))
+    def regular(self) -> list[float]:
+        """The base in which every microbatch passes as fast as it would alone, and a period later
+        than the one before."""
+        dates = Point(None, tuple(self._natural), Rules(period=1.0)).shift()
+        later = [k * self.period for k in range(self._of.num_microbatches)]
+        return [date + more for date in dates for more in later]
 
-    def rules(self) -> Iterator[Rules]:
-        """What to try for every start."""
-        for slack in (*_SLACKS, inf) if self._tight else (inf,):
-            for patience, fill in _RULES:
-                yield Rules(
-                    period=self.period, patience=patience, fill=fill, slack=slack * self.period
-                )
+    def rules(self) -> Rules:
+        """Some rules, from a grid."""
+        return Rules(
+            period=1.0,
+            patience=_PATIENCE[self._below(len(_PATIENCE))],
+            fill=_FILL[self._below(len(_FILL))],
+            slack=_SLACKS[self._below(len(_SLACKS))] * self.period,
+        )
 
-    def starts(self, count: int) -> Iterator[tuple[float, ...]]:
-        """Where each pass over the ranks has a pace of its own, from a grid."""
-        natural = self.natural()
-        members = [group for group in self._members if len(group) > 1 or len(natural) < 4]
-        for _ in range(count):
-            steps = list(natural)
-            for group in members:
-                pick = self._below(len(_GRID) + 1)
-                if pick < len(_GRID):
-                    for place in group:
-                        steps[place] = self._least(_GRID[pick] * self.period)
-            yield tuple(steps)
+    def paces(self) -> tuple[float, ...]:
+        """Steps over the regular base that give each pass over the ranks a pace of its own, from a
+        grid."""
+        natural = self._natural
+        steps = [0.0] * len(natural)
+        for group in self._members:
+            pick = self._below(len(_GRID) + 1)
+            if pick < len(_GRID) and (len(group) > 1 or len(natural) < 4):
+                for place in group:
+                    steps[place] = _GRID[pick] * self.period - natural[place]
+        return tuple(steps)
 
     def neighbour(self, point: Point) -> Point:
         """A point nearby."""
@@ -117,22 +109,31 @@ class Space:
             return point._replace(rules=self._other_rules(point.rules))
         steps = list(point.steps)
         if chance < 0.3:
-            self._pace(steps)
+            self._add(steps, self._members[self._below(len(self._members))], 0.3)
         elif chance < 0.45:
-            self._stretch(steps)
+            first = self._below(len(steps))
+            last = first + 1 + self._below(len(steps) // 2 + 1)
+            self._add(steps, range(first, min(len(steps), last)), 0.3)
         elif chance < 0.6:
-            self._shift(steps)
+            amount = self._random.random() * 0.5 * self.period
+            steps[self._below(len(steps))] -= amount
+            steps[self._below(len(steps))] += amount
         else:
             for _ in range(1 + self._below(3)):
                 place = self._below(len(steps))
-                width = 0.3 if self._random.random() < 0.5 else 1.5
-                steps[place] += (self._random.random() - 0.5) * width * self.period
-        return point._replace(steps=tuple(map(self._least, steps)))
+                self._add(steps, [place], 0.3 if self._random.random() < 0.5 else 1.5)
+        return point._replace(steps=tuple(steps))
+
+    def _add(self, steps: list[float], places: Sequence[int], width: float) -> None:
+        """Take the same time longer or shorter at some places."""
+        more = (self._random.random() - 0.5) * width * self.period
+        for place in places:
+            steps[place] += more
 
     def _other_rules(self, rules: Rules) -> Rules:
-        choice, amount = self._below(4 if self._tight else 2), self._random.random()
+        choice, amount = self._below(4), self._random.random()
         if choice == 0:
-            return replace(rules, fill=(0.0001, 0.5, 1.0)[self._below(3)])
+            return replace(rules, fill=_FILL[self._below(len(_FILL))])
         if choice == 1:
             return replace(rules, patience=0.0 if amount < 0.3 else (amount - 0.3) / 0.7)
         if choice == 2 and rules.slack < inf and amount < 0.7:
@@ -140,30 +141,33 @@ class Space:
             return replace(rules, slack=slack)
         if choice == 2:
             return replace(rules, slack=_SLACKS[self._below(len(_SLACKS))] * self.period)
-        period = rules.period + (amount - 0.5) * 0.1 * self.period
-        return replace(rules, period=min(max(period, 0.9 * self.period), 1.5 * self.period))
-
-    def _pace(self, steps: list[float]) -> None:
-        """Another pace for one pass over the ranks."""
-        group = self._members[self._below(len(self._members))]
-        change = (self._random.random() - 0.5) * 0.3 * self.period
-        for place in group:
-            steps[place] += change
-
-    def _stretch(self, steps: list[float]) -> None:
-        factor = _FACTORS[self._below(len(_FACTORS))]
-        first = self._below(len(steps))
-        for place in range(first, min(len(steps), first + 1 + self._below(len(steps) // 2 + 1))):
-            steps[place] *= factor
-
-    def _shift(self, steps: list[float]) -> None:
-        source, target = self._below(len(steps)), self._below(len(steps))
-        amount = min(self._random.random() * 0.5 * self.period, 0.95 * steps[source])
-        steps[source] -= amount
-        steps[target] += amount
+        period = rules.period + (amount - 0.5) * 0.1
+        return replace(rules, period=min(max(period, 0.9), 1.5))
 
     def _below(self, limit: int) -> int:
         return int(self._random.random() * limit)
 
-    def _least(self, step: float) -> float:
-        return max(step, _LEAST * self.period)
+
+def stretched(dates: Sequence[float], *, rows: int, microbatches: int, size: int) -> list[float]:
+    """Dates for more microbatches: the second round of ``size`` of them is repeated.
+
+    What the rounds before and after it do is kept, so that a schedule that repeats itself every
+    ``size`` microbatches gives that of more microbatches (as in section 3 of arXiv 2405.15362).
+
+    Args:
+        dates: by row and microbatch.
+        rows: how many rows there are.
+        microbatches: how many there shall be, ``size`` or a multiple of it more than there are.
+        size: of a round; there are at least two of them.
+    """
+    few = len(dates) // rows
+    rounds = (microbatches - few) // size
+    given = [[float(date) for date in dates[row * few : (row + 1) * few]] for row in range(rows)]
+    later = sum(row[2 * size - 1] - row[size - 1] for row in given) / rows
+    found: list[float] = []
+    for row in given:
+        found += row[:size]
+        for number in range(rounds):
+            found += [date + number * later for date in row[size : 2 * size]]
+        found += [date + rounds * later for date in row[size:]]
+    return found

@@ -1,17 +1,16 @@
-"""The planner's front: all placements, level by level, as long as there is time."""
+"""The planner's front: its arguments and its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from fullbore.errors import ParameterError
 from fullbore.ir import Placement, Schedule
 from fullbore.plan.candidate import Candidate
 from fullbore.plan.loops import warm_up
-from fullbore.plan.placed import Placed
+from fullbore.plan.race import Race
 from fullbore.sim import Costs
 
 Objective = Literal["makespan", "span"]
@@ -66,10 +65,6 @@ class Plan:
         return self.best.schedule
 
 
-class _Late(Exception):
-    """The deadline has passed."""
-
-
 def plan(
     *,
     num_ranks: int,
@@ -107,18 +102,17 @@ def plan(
     _check(effort, deadline, objective)
     compile_seconds = warm_up(compiled=compiled)
     task = {"costs": costs, "memory": memory, "by_span": objective == "span", "compiled": compiled}
-    search = _Search(deadline, on_progress)
+    race = Race(deadline, on_progress)
     for placement in _given(placements, num_ranks) or tried(num_ranks, stages_per_rank, shapes):
-        search.add(placement, num_microbatches, seed=seed, **task)
-    stopped = search.run(effort)
+        race.add(placement, num_microbatches, seed=seed, **task)
+    stopped = race.run(effort)
     return Plan(
-        candidates=search.candidates(memory),
         objective=objective,
         memory=memory,
         seed=seed,
         compile_seconds=compile_seconds,
         stopped=stopped,
-        **search.figures(),
+        **race.figures(),
     )
 
 
@@ -159,96 +153,3 @@ def tried(
             yield Placement.loop(num_ranks, count)
         if "vee" in shapes and count == 2:
             yield Placement.vee(num_ranks)
-
-
-class _Search:
-    """All placements, together."""
-
-    def __init__(self, deadline: float | None, on_progress: Progress) -> None:
-        self._begun = monotonic()
-        self._end = None if deadline is None else self._begun + deadline
-        self._on_progress = on_progress
-        self._placed: list[Placed] = []
-        self._left_out: list[str] = []
-        self._finished = 0
-
-    def add(self, placement: Placement, num_microbatches: int, *, seed: int, **task: Any) -> None:
-        """Also try a placement."""
-        try:
-            self._placed.append(Placed(placement, num_microbatches, seed=seed, **task))
-        except ParameterError as error:
-            per_rank = placement.num_stages // placement.num_ranks
-            self._left_out.append(f"{placement.shape}, {per_rank} a rank: {error}")
-
-    def candidates(self, memory: float | None) -> tuple[Candidate, ...]:
-        """What was found, the best first.
-
-        Raises:
-            ParameterError: nothing was.
-        """
-        found = sorted(self._found(), key=lambda candidate: candidate.length)
-        if not found:
-            raise ParameterError(
-                f"plan: found no schedule that fits the memory, {memory:g}. Allow more memory, "
-                "more stages a rank or more effort"
-            )
-        return tuple(found)
-
-    def figures(self) -> dict[str, Any]:
-        """How the search went, as fields of ``Plan``."""
-        return {
-            "bound": min(placed.bound for placed in self._placed),
-            "effort": self._finished,
-            "evaluations": sum(placed.annealer.evaluations for placed in self._placed),
-            "seconds": monotonic() - self._begun,
-            "left_out": tuple(self._left_out),
-        }
-
-    def run(self, effort: int) -> str | None:
-        """All levels; why it stopped before that.
-
-        Raises:
-            ParameterError: there is no placement.
-        """
-        if not self._placed:
-            raise ParameterError("plan: no placement can be: " + "; ".join(self._left_out))
-        try:
-            for number, placed in enumerate(self._placed, 1):
-                placed.begin()
-                self._tell(number / len(self._placed) / 2**effort)
-            for level in range(1, effort + 1):
-                chosen = self._promising(level)
-                for number, placed in enumerate(chosen):
-                    self._level(placed, level, (number / len(chosen), 1 / len(chosen), effort))
-                self._finished = level
-        except _Late:
-            return "deadline"
-        except KeyboardInterrupt:
-            return "interrupt"
-        return None
-
-    def _level(self, placed: Placed, level: int, where: tuple[float, float, int]) -> None:
-        """One level of one placement: what part of the level is over, its own part, the effort."""
-        begun, share, effort = where
-        try:
-            for part in placed.level(level):
-                done = begun + part * share
-                self._tell((1 + done) * 2.0 ** (level - 1 - effort))
-        finally:
-            placed.settle()
-
-    def _promising(self, level: int) -> list[Placed]:
-        """What may become the best, and of that half as many at each level."""
-        best = min(placed.length for placed in self._placed)
-        left = [placed for placed in self._placed if not placed.done and placed.bound < best]
-        left.sort(key=lambda placed: placed.length)
-        return left[: max(1, len(self._placed) >> (level - 1))]
-
-    def _found(self) -> list[Candidate]:
-        return [candidate for placed in self._placed for candidate in placed.candidates]
-
-    def _tell(self, part: float) -> None:
-        best = min(self._found(), key=lambda candidate: candidate.length, default=None)
-        self._on_progress(part, best)
-        if self._end is not None and monotonic() > self._end:
-            raise _Late

@@ -1,14 +1,15 @@
 """A dispatcher: every rank, whenever it is free, takes the most urgent action that it can run.
 
-Each F and I has a due date, ``due + microbatch * period`` by kind and stage; weight gradients fill
-idle time. A forward may start no earlier than ``slack`` before it is due. Memory is never overrun:
-a forward waits until it fits, and leaves room for one microbatch of each later stage of its rank,
-so that what is begun can be finished.
+Each F and I has a due date: that of a base, multiplied by the period, and a shift by kind and
+stage. Weight gradients fill idle time. A forward may start no earlier than ``slack`` before it is
+due. Memory is never overrun: a forward waits until it fits, and leaves room for one microbatch of
+each later stage of its rank, so that what is begun can be finished.
 
 The functions are plain loops over flat sequences of numbers, so that a compiler for numeric Python
 can take them as they are; they give the same order either way. ``Dispatcher`` is how to use them.
 Kinds are numbers here: 0 is F, 1 is I, 2 is W. What there is one of for each kind and stage is at
-``kind * S + stage``.
+``kind * S + stage``. The next F or I of a stage is its *head*: ``counts`` says which microbatch's
+it is, and ``ready`` when what it needs is there, ``NEVER`` where that is not known yet.
 """
 
 from __future__ import annotations
@@ -19,65 +20,120 @@ NEVER = 1e300
 _SMALL = 1e-9
 
 
-def arrival(sizes: Any, times: Any, ends: Any, kind: int, stage: int, microbatch: int) -> Any:
-    """When what an F or I needs from its neighbour is there."""
-    S, M = sizes[1], sizes[2]
-    if kind == 0:
-        if stage == 0:
-            return 0.0
-        return ends[(stage - 1) * M + microbatch] + times[3 * S + stage - 1]
-    if stage == S - 1:
-        return ends[stage * M + microbatch]
-    return ends[(S + stage + 1) * M + microbatch] + times[4 * S + stage]
-
-
 def look(
     sizes: Any,
     layout: Any,
     times: Any,
     memory: Any,
-    due: Any,
+    base: Any,
+    shift: Any,
     rules: Any,
-    ends: Any,
+    ready: Any,
     counts: Any,
     state: Any,
     rank: int,
     now: float,
 ) -> Any:
     """What a rank could do: the kind, stage and due date of the most urgent F or I, or -1; when the
-    next of those that are known comes, and the earliest due date among them; the stage of the W
-    that is due first, or -1; and whether memory keeps an F from starting."""
+    next of those that are known comes, and the earliest due date among them; and whether memory
+    keeps an F from starting."""
     P, S, M = sizes[0], sizes[1], sizes[2]
     best, best_kind, best_key = -1, -1, NEVER
     coming, coming_key = NEVER, NEVER
-    weight, weight_key = -1, NEVER
     full = False
-    room = memory[2 * S + rank] - state[3 * P + rank] + _SMALL
+    room = memory[2 * S + rank] - state[2 * P + rank] + _SMALL
     for place in range(layout[2 * S + rank + 1] - 1, layout[2 * S + rank] - 1, -1):
         s = layout[S + place]
-        for kind in range(1, -1, -1):
-            k = counts[kind * S + s]
-            if k >= M:
-                continue
-            ready = arrival(sizes, times, ends, kind, s, k)
-            if ready >= NEVER:
-                continue
-            key = due[kind * S + s] + k * rules[0]
-            if kind == 0:
-                ready = max(ready, key - rules[3])
-                if memory[s] > room:
-                    full = full or ready <= now + _SMALL
-                    continue
-            if ready > now + _SMALL:
-                coming, coming_key = min(coming, ready), min(coming_key, key)
+        if ready[S + s] < NEVER:
+            key = base[(S + s) * M + counts[S + s]] * rules[3] + shift[S + s]
+            if ready[S + s] > now + _SMALL:
+                coming, coming_key = min(coming, ready[S + s]), min(coming_key, key)
             elif key < best_key:
-                best, best_kind, best_key = s, kind, key
+                best, best_kind, best_key = s, 1, key
+        if ready[s] < NEVER:
+            key = base[s * M + counts[s]] * rules[3] + shift[s]
+            start = max(ready[s], key - rules[2])
+            if memory[s] > room:
+                full = full or start <= now + _SMALL
+            elif start > now + _SMALL:
+                coming, coming_key = min(coming, start), min(coming_key, key)
+            elif key < best_key:
+                best, best_kind, best_key = s, 0, key
         if counts[s] == counts[S + s]:
             room -= memory[s]
+    return best_kind, best, best_key, coming, coming_key, full
+
+
+def weight(
+    sizes: Any, layout: Any, base: Any, shift: Any, rules: Any, counts: Any, rank: int
+) -> Any:
+    """The stage whose W of a rank is due first, or -1."""
+    S, M = sizes[1], sizes[2]
+    best, best_key = -1, NEVER
+    for place in range(layout[2 * S + rank + 1] - 1, layout[2 * S + rank] - 1, -1):
+        s = layout[S + place]
         k = counts[2 * S + s]
-        if k < counts[S + s] and due[S + s] + k * rules[0] < weight_key:
-            weight, weight_key = s, due[S + s] + k * rules[0]
-    return best_kind, best, best_key, coming, coming_key, weight, full
+        if k < counts[S + s]:
+            key = base[(S + s) * M + k] * rules[3] + shift[S + s]
+            if key < best_key:
+                best, best_key = s, key
+    return best
+
+
+def wake(tree: Any, state: Any, num_ranks: int, rank: int, time: float) -> None:
+    """Let a rank look again at a time. ``tree`` is a tournament for the earliest: its winner is at
+    1, and what plays for place i at 2 i and 2 i + 1."""
+    state[rank] = time
+    place = (num_ranks + rank) // 2
+    while place > 0:
+        left, right = tree[2 * place], tree[2 * place + 1]
+        winner = right if state[right] < state[left] else left
+        if winner == tree[place] and winner != rank:
+            return
+        tree[place] = winner
+        place //= 2
+
+
+def follow(
+    sizes: Any,
+    layout: Any,
+    times: Any,
+    ready: Any,
+    ends: Any,
+    counts: Any,
+    state: Any,
+    tree: Any,
+    kind: int,
+    stage: int,
+    end: float,
+) -> None:
+    """After an F or I that ends then: the stage's next one is the head, and what waits for this one
+    can run, if it is a head."""
+    P, S, M = sizes[0], sizes[1], sizes[2]
+    row = kind * S + stage
+    k = counts[row] - 1
+    if k + 1 == M:
+        ready[row] = NEVER
+    elif row == 0:
+        ready[row] = 0.0
+    elif row == 2 * S - 1:
+        ready[row] = ends[stage * M + k + 1]
+    else:
+        before = stage - 1 if kind == 0 else stage + 1
+        hop = times[3 * S + before] if kind == 0 else times[4 * S + stage]
+        ready[row] = ends[(kind * S + before) * M + k + 1] + hop
+    if row == S - 1:
+        if counts[2 * S - 1] == k:
+            ready[2 * S - 1] = end
+        return
+    other = stage + 1 if kind == 0 else stage - 1
+    if other < 0 or counts[kind * S + other] != k:
+        return
+    arrival = end + (times[3 * S + stage] if kind == 0 else times[4 * S + other])
+    ready[kind * S + other] = arrival
+    q = layout[other]
+    if q != layout[stage] and arrival < state[q]:
+        wake(tree, state, P, q, max(arrival, state[P + q]))
 
 
 def begin(
@@ -85,44 +141,43 @@ def begin(
     layout: Any,
     times: Any,
     memory: Any,
+    ready: Any,
     ends: Any,
     counts: Any,
     state: Any,
+    tree: Any,
     order: Any,
-    rank: int,
-    now: float,
     kind: int,
     stage: int,
+    now: float,
 ) -> Any:
     """Run an action, and tell the rank that waits for it. Gives its end."""
     P, S, M = sizes[0], sizes[1], sizes[2]
-    end = now + times[kind * S + stage]
-    k = counts[kind * S + stage]
-    counts[kind * S + stage] = k + 1
-    order[3 * M * layout[2 * S + rank] + counts[3 * S + rank]] = (kind * S + stage) * M + k
+    rank, row = layout[stage], kind * S + stage
+    end, k = now + times[row], counts[row]
+    counts[row] = k + 1
+    order[3 * M * layout[2 * S + rank] + counts[3 * S + rank]] = row * M + k
     counts[3 * S + rank] += 1
-    state[rank] = state[P + rank] = end
-    if state[2 * P + rank] < 0:
-        state[2 * P + rank] = now
-    if kind == 2:
-        state[3 * P + rank] -= memory[S + stage]
-        return end
-    ends[(kind * S + stage) * M + k] = end
-    other, hop = stage + 1, times[3 * S + stage]
+    wake(tree, state, P, rank, end)
+    state[P + rank] = end
     if kind == 0:
-        state[3 * P + rank] += memory[stage]
+        state[2 * P + rank] += memory[stage]
+    elif kind == 1:
+        state[2 * P + rank] += memory[S + stage] - memory[stage]
     else:
-        state[3 * P + rank] += memory[S + stage] - memory[stage]
-        other, hop = stage - 1, times[4 * S + stage - 1]
-    if 0 <= other < S and layout[other] != rank:
-        q = layout[other]
-        state[q] = min(state[q], max(end + hop, state[P + q]))
+        state[2 * P + rank] -= memory[S + stage]
+        return end
+    ends[row * M + k] = end
+    follow(sizes, layout, times, ready, ends, counts, state, tree, kind, stage, end)
     return end
 
 
-def reset(sizes: Any, ends: Any, counts: Any, state: Any) -> None:
+def reset(sizes: Any, ready: Any, ends: Any, counts: Any, state: Any, tree: Any) -> None:
     """Nothing is done yet."""
     P, S, M = sizes[0], sizes[1], sizes[2]
+    for i in range(2 * S):
+        ready[i] = NEVER
+    ready[0] = 0.0
     for i in range(2 * S * M):
         ends[i] = NEVER
     for i in range(3 * S + P):
@@ -130,8 +185,11 @@ def reset(sizes: Any, ends: Any, counts: Any, state: Any) -> None:
     for rank in range(P):
         state[rank] = 0.0  # when it looks again
         state[P + rank] = 0.0  # busy until
-        state[2 * P + rank] = -1.0  # its first start
-        state[3 * P + rank] = 0.0  # what it holds
+        state[2 * P + rank] = 0.0  # what it holds
+        state[3 * P + rank] = -1.0  # its first start
+        tree[P + rank] = rank
+    for place in range(P - 1, 0, -1):
+        tree[place] = tree[2 * place]
 
 
 def dispatch(
@@ -139,47 +197,48 @@ def dispatch(
     layout: Any,
     times: Any,
     memory: Any,
-    due: Any,
+    base: Any,
+    shift: Any,
     rules: Any,
+    ready: Any,
     ends: Any,
     counts: Any,
     state: Any,
+    tree: Any,
     order: Any,
 ) -> Any:
     """The makespan, or the span, of the order that these due dates give; ``NEVER`` if it gets
     stuck. See ``Dispatcher`` for the arguments."""
     P, S = sizes[0], sizes[1]
-    patience, fill = rules[1], rules[2]
-    reset(sizes, ends, counts, state)
+    reset(sizes, ready, ends, counts, state, tree)
     left, result = 3 * S * sizes[2], 0.0
     while left > 0:
-        rank = 0
-        for q in range(1, P):
-            if state[q] < state[rank]:
-                rank = q
+        rank = tree[1]
         now = state[rank]
         if now >= NEVER:
             return NEVER
-        kind, stage, key, coming, coming_key, weight, full = look(
-            sizes, layout, times, memory, due, rules, ends, counts, state, rank, now
+        kind, stage, key, coming, coming_key, full = look(
+            sizes, layout, times, memory, base, shift, rules, ready, counts, state, rank, now
         )
         if kind >= 0:
-            length = times[kind * S + stage]
-            if coming_key < key - _SMALL and coming - now < patience * length:
-                state[rank] = coming
-                continue
-        elif weight >= 0 and (full or coming - now >= fill * times[2 * S + weight] - _SMALL):
-            kind, stage = 2, weight
+            patience = rules[0] * times[kind * S + stage]
+            waits = coming_key < key - _SMALL and coming - now < patience
         else:
-            state[rank] = coming
+            kind, stage = 2, weight(sizes, layout, base, shift, rules, counts, rank)
+            gap = rules[1] * times[2 * S + stage] - _SMALL
+            waits = stage < 0 or not (full or coming - now >= gap)
+        if waits:
+            wake(tree, state, P, rank, coming)
             continue
+        if state[3 * P + rank] < 0:
+            state[3 * P + rank] = now
         end = begin(
-            sizes, layout, times, memory, ends, counts, state, order, rank, now, kind, stage
+            sizes, layout, times, memory, ready, ends, counts, state, tree, order, kind, stage, now
         )
         left -= 1
-        result = max(result, end - state[2 * P + rank] if sizes[3] else end)
+        result = max(result, end - state[3 * P + rank] if sizes[3] else end)
     return result
 
 
-FUNCTIONS = (arrival, look, begin, reset, dispatch)
+FUNCTIONS = (look, weight, wake, follow, begin, reset, dispatch)
 """In the order in which they use each other."""

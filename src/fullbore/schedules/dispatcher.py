@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import inf
 from typing import Any
 
-from fullbore.ir import Action, Kind, Placement
+from fullbore.ir import Action, Kind, Placement, Schedule
 from fullbore.schedules.dispatch import NEVER, dispatch
 
 _KINDS = (Kind.F, Kind.I, Kind.W)
@@ -19,7 +19,8 @@ class Rules:
     """How a rank chooses.
 
     Attributes:
-        period: the time between the due dates of one microbatch and the next.
+        period: the time between the due dates of one microbatch and the next; with a base, what its
+            dates are multiplied by.
         patience: how long a rank waits for something more urgent, as a part of the time of what it
             could begin instead.
         fill: how long a gap must be for a W, as a part of the W's time.
@@ -34,6 +35,9 @@ class Rules:
 
 class Dispatcher:
     """Makes orders from due dates.
+
+    An order is a list of numbers, rank by rank: ``(kind * S + stage) * M + microbatch`` for each
+    action, with 0 for F, 1 for I and 2 for W.
 
     Args:
         placement: which rank holds which stage.
@@ -72,21 +76,32 @@ class Dispatcher:
             numbers(largest),
         )
         self.order = numbers([0] * (3 * num_stages * num_microbatches))
+        self._regular = numbers([*map(float, range(num_microbatches))] * (2 * num_stages))
         self._scratch = (
+            numbers([0.0] * (2 * num_stages)),
             numbers([0.0] * (2 * num_stages * num_microbatches)),
             numbers([0] * (3 * num_stages + num_ranks)),
             numbers([0.0] * (4 * num_ranks)),
+            numbers([0] * (2 * num_ranks)),
             self.order,
         )
 
-    def __call__(self, due: Sequence[float], rules: Rules) -> float:
-        """The makespan or span of what these due dates give: of F and of I, by stage. ``NEVER`` if
-        the order gets stuck."""
+    def __call__(self, due: Sequence[float], rules: Rules, *, base: Any = None) -> float:
+        """The makespan or span of what due dates give; ``NEVER`` if the order gets stuck.
+
+        Args:
+            due: those of microbatch 0, of F and of I, by stage; each other one's are a period
+                after those of the one before.
+            rules: how ranks choose.
+            base: dates by kind, stage and microbatch, to which ``due`` is added instead; made by
+                ``numbers``.
+        """
         numbers = self._numbers
-        chosen = [rules.period, rules.patience, rules.fill, min(rules.slack, NEVER / 2)]
+        chosen = [rules.patience, rules.fill, min(rules.slack, NEVER / 2), rules.period]
         return float(
             self._function(
                 *self.fixed,
+                self._regular if base is None else base,
                 numbers([*map(float, due)]),
                 numbers([*map(float, chosen)]),
                 *self._scratch,
@@ -104,3 +119,22 @@ class Dispatcher:
             ]
             for start, stop in zip(self._begin, self._begin[1:], strict=False)
         ]
+
+
+def order_of(schedule: Schedule) -> list[int]:
+    """A schedule's order, as numbers: a full backward is an I and then a W, and the parts of an
+    overlap come one after another."""
+    num_stages, m = schedule.num_stages, schedule.num_microbatches
+    rows = {
+        Kind.F: (0,),
+        Kind.I: (num_stages,),
+        Kind.W: (2 * num_stages,),
+        Kind.B: (num_stages, 2 * num_stages),
+    }
+    return [
+        (row + stage) * m + microbatch
+        for program in schedule.programs
+        for action in program
+        for stage, kind, microbatch, _ in action.leaves
+        for row in rows[kind]
+    ]
