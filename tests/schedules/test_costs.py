@@ -36,6 +36,7 @@ def test_numbers_by_stage():
         up=(4, 0.0, 5, 0.0),
         held=(9, 8, 7, 6),
         kept=(5, 9, 5, 5),
+        full=(9, 9, 7, 6),
         capacity=(24, 24),
     )
 
@@ -46,6 +47,7 @@ def test_a_forward_that_runs_again_counts_with_its_gradient():
     )
     found = stage_costs(Placement.linear(2), costs)
     assert (found.I, found.held, found.kept) == ((5, 7), (9, 3), (8, 8))
+    assert (found.full, found.reserve((0, 1))) == ((9, 9), 6)
 
 
 def test_without_bytes_microbatches_are_counted():

@@ -84,20 +84,22 @@ def test_any_costs_and_memory_give_a_schedule_that_fits(
     def row(least: int) -> list[int]:
         return data.draw(st.lists(st.integers(least, 9), min_size=num_stages, max_size=num_stages))
 
+    full, kept = row(1), row(0)
+    again = data.draw(st.sets(st.integers(0, num_stages - 1)))
     costs = TableCosts(
         F=row(0),
         I=row(0),
         W=row(0),
         latency=data.draw(st.integers(0, 5)),
-        activation_bytes=row(1),
-        kept_bytes=row(0),
+        activation_bytes=full,
+        kept_bytes=kept,
+        recompute=again,
     )
     placement = build(name, num_ranks=num_ranks, num_microbatches=1).placement
-    table = costs.table(placement)
-    # One microbatch of each stage, and what one of them may hold more after its I.
+    light = [0 if s in again else full[s] for s in range(num_stages)]
+    # One microbatch of each stage, and what one of them may hold more while it runs.
     least = max(
-        sum(table.activation_bytes[s] for s in stages)
-        + max(0, *(table.kept_bytes[s] - table.activation_bytes[s] for s in stages))
+        sum(light[s] for s in stages) + max(max(full[s], kept[s]) - light[s] for s in stages)
         for stages in map(placement.stages_of, range(num_ranks))
     )
     memory = least + data.draw(st.integers(0, 40))

@@ -25,7 +25,8 @@ class StageCosts:
         down: the time of a message from stage s to s+1; 0 if one rank holds both, and for the last.
         up: that of a message from stage s+1 to s, at index s.
         held: what a stage holds of a microbatch from F to I.
-        kept: what it holds from I to W: less than ``held``, unless I runs the forward again.
+        kept: what it holds from I to W.
+        full: what it holds while F or I runs: more than ``held`` where I runs the forward again.
         capacity: what a rank may hold of activations; ``inf`` if there is no limit.
     """
 
@@ -36,15 +37,16 @@ class StageCosts:
     up: tuple[float, ...]
     held: tuple[float, ...]
     kept: tuple[float, ...]
+    full: tuple[float, ...]
     capacity: tuple[float, ...]
 
     def most(self, stages: Iterable[int]) -> float:
         """What one microbatch of each of these stages takes at most."""
-        return sum(max(self.held[s], self.kept[s]) for s in stages)
+        return sum(self.full[s] for s in stages)
 
     def reserve(self, stages: Iterable[int]) -> float:
-        """How much more than between F and I one of these stages may hold after its I."""
-        return max([0.0, *(self.kept[s] - self.held[s] for s in stages)])
+        """How much more than between F and I one of these stages may hold at other times."""
+        return max(self.full[s] - self.held[s] for s in stages)
 
 
 def unit_costs(placement: Placement) -> StageCosts:
@@ -59,6 +61,7 @@ def unit_costs(placement: Placement) -> StageCosts:
         up=zeros,
         held=ones,
         kept=ones,
+        full=ones,
         capacity=(inf,) * placement.num_ranks,
     )
 
@@ -89,9 +92,10 @@ def stage_costs(
         for s, size in enumerate(table.activation_bytes)
     )
     kept = tuple(table.kept_bytes)
+    full = tuple(map(max, table.activation_bytes, kept))
     if not any(table.activation_bytes):
         # Nobody has said what they take, so microbatches are counted.
-        held = kept = (1.0,) * placement.num_stages
+        held = kept = full = (1.0,) * placement.num_stages
         memory = None
     found = StageCosts(
         F=tuple(table.F),
@@ -101,6 +105,7 @@ def stage_costs(
         up=_hops(placement, table, -1),
         held=held,
         kept=kept,
+        full=full,
         capacity=(inf,) * placement.num_ranks,
     )
     return found if memory is None else _within(placement, found, table.static_bytes, memory)

@@ -87,15 +87,18 @@ class Filler:
 
     def has_room(self, action: Action) -> bool:
         """Whether the action fits the memory, if weight gradients go before it. What an I needs
-        more than its F is kept free, so that an I fits wherever its F did."""
+        more than is held until then is kept free, so that an I fits wherever its F did."""
         rank = self._ranks[self._placement.ranks[action.stage]]
         freed = sum(self._costs.kept[stage] for stage, _ in rank.waiting)
         return rank.held - freed + self._needs(rank, action) <= rank.room
 
     def _needs(self, rank: _Rank, action: Action) -> float:
-        stage, kind, *_ = action
-        held, kept = self._costs.held[stage], self._costs.kept[stage]
-        return held + rank.reserve if kind is Kind.F else kept - held if kind is Kind.I else -kept
+        if action.kind is Kind.W:
+            return 0.0
+        held = self._costs.held[action.stage]
+        if action.kind is Kind.F:
+            return held + rank.reserve
+        return self._costs.full[action.stage] - held
 
     def place(self, action: Action) -> None:
         """Run the action next on its rank. What it needs is placed, and has room."""
