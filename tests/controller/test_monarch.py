@@ -1,5 +1,6 @@
 """The controller on Monarch's actors: the same numbers as in one process."""
 
+import asyncio
 import os
 import threading
 from copy import deepcopy
@@ -167,6 +168,55 @@ def test_a_users_exception_comes_as_it_is_and_training_goes_on(
     assert names == found.keys()
     for name, gradient in twin.gradients().items():
         assert_same(found[name], gradient, exact=True, what=name)
+
+
+def arm(stage: HostedStage, which: int) -> None:
+    """Let one stage fail in its last call of the next step."""
+    assert isinstance(stage.module, Failing)
+    stage.module.left = MICROBATCHES if stage.index == which else 0
+
+
+def test_one_rank_after_another_may_fail(procs: Any):
+    stages = [Failing(Unlucky("boom"), backward=index % 2 == 0) for index in range(4)]
+    with on(procs, 4, stages) as pp:
+        for which in (0, 3, 1, 2, 0):
+            pp.each_stage(arm, which)
+            with pytest.raises(Unlucky) as caught:
+                pp.run(*data())
+            assert f"rank {which}, stage {which}" in caught.value.__notes__[0]
+        pp.each_stage(arm, -1)
+        pp.zero_grad()
+        pp.run(*data())
+        found = pp.gradients()
+    with make(4, stages) as twin:
+        twin.each_stage(arm, -1)
+        twin.run(*data())
+        for name, gradient in twin.gradients().items():
+            assert_same(found[name], gradient, exact=True, what=name)
+
+
+def test_it_works_where_an_event_loop_runs(procs: Any):
+    async def train() -> Any:
+        return results(on(procs, 2, linear_tanh(2)))
+
+    losses, gradients = asyncio.run(train())
+    local = results(make(2, linear_tanh(2)))
+    assert all(map(torch.equal, losses, local[0]))
+    assert gradients.keys() == local[1].keys()
+
+
+def test_processes_that_were_given_cannot_be_started_anew(procs: Any):
+    with pytest.raises(ParameterError, match="recover=: the processes of a mesh that was given"):
+        on(procs, 2, linear_tanh(2), recover=True)
+
+
+def test_an_engine_has_one_pipeline_at_a_time(procs: Any):
+    engine = MonarchEngine()
+    with on(procs, 2, linear_tanh(2), engine=engine) as pp:
+        pp.initialize()
+        with pytest.raises(ParameterError, match="this engine has a pipeline already"):
+            on(procs, 2, linear_tanh(2), engine=engine)
+        pp.run(*data())
 
 
 @pytest.mark.parametrize(

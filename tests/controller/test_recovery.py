@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import pickle
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,6 +159,46 @@ def test_an_exception_of_the_users_is_no_loss():
     pp = make(2, [nn.Linear(WIDTH, WIDTH), Broken()], engine=engine, recover=True)
     with pp, pytest.raises(KeyError):
         pp.run(*data())
+
+
+def test_a_step_that_failed_leaves_its_traces():
+    """A stage fails after it has drawn random numbers, and a rank is lost steps later."""
+
+    def train(engine: Unreliable, *, loses: bool) -> Any:
+        torch.manual_seed(3)
+        with make(2, stages(), engine=engine, recover=10, optimizers=sgd) as pp:
+            for step in range(4):
+                pp.zero_grad()
+                if step == 1:
+                    with pytest.raises(RuntimeError):
+                        pp.run(data()[0], data()[1][:, 1:])
+                    pp.zero_grad()
+                if step == 3 and loses:
+                    engine.lose("train")
+                pp.run(*data(step))
+                pp.step()
+            return pp.state_dict()
+
+    found, wanted = train(Unreliable(), loses=True), train(Unreliable(), loses=False)
+    assert all(torch.equal(value, wanted[name]) for name, value in found.items())
+
+
+def test_a_checkpoint_that_is_gone_is_not_needed_again(tmp_path: Path):
+    def train(engine: Unreliable, path: Path) -> Any:
+        torch.manual_seed(3)
+        with make(2, stages(), engine=engine, recover=10, optimizers=sgd) as pp:
+            pp.run(*data())
+            pp.save_checkpoint(path)
+            pp.step()
+            pp.load_checkpoint(path)
+            shutil.rmtree(path)
+            pp.run(*data())
+            engine.lose("train")
+            pp.run(*data())
+            return pp.gradients()
+
+    found = train(Unreliable(), tmp_path / "one")
+    assert found["stages.0.0.0.weight"] is not None
 
 
 def test_more_than_true_or_a_number_is_refused():

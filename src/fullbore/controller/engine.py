@@ -53,6 +53,13 @@ class Engine(Protocol):
             Exception: what the method raised, as soon as one process has failed by itself.
         """
 
+    def check_restart(self) -> None:
+        """Guard of what needs ``restart``.
+
+        Raises:
+            ParameterError: the processes cannot be started anew.
+        """
+
     def restart(self) -> None:
         """End all processes, and start anew what ``start`` was given."""
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 # First: it says what to install where Monarch is missing, and sets Monarch up.
 from fullbore.controller.actor import FaultHook, RankActor
@@ -29,6 +33,8 @@ from fullbore.controller.packing import Packed, pack, unpack
 from fullbore.controller.processes import Processes
 from fullbore.errors import ParameterError
 from fullbore.runtime.transport.p2p_rendezvous import machine
+
+_Result = TypeVar("_Result")
 
 GRACE = 5.0
 """Seconds in which a rank is waited for that may be why others fail."""
@@ -72,15 +78,18 @@ class MonarchEngine:
                 list of meshes.
 
         Raises:
-            ParameterError: it is something else.
+            ParameterError: it is something else, or the engine has a pipeline already.
         """
+        if self._meshes:
+            raise ParameterError("this engine has a pipeline already; make one for each pipeline")
         self._meshes = list(meshes) if isinstance(meshes, list | tuple) else [meshes]
         return [(rank,) for rank in range(sum(map(_count, self._meshes)))]
 
     def start(self, builds: Sequence[Build]) -> None:
         """Start the processes; see ``Engine``."""
-        if self._actors:
-            raise ParameterError("this engine runs a pipeline already; make one for each pipeline")
+        _aside(partial(self._start, builds))
+
+    def _start(self, builds: Sequence[Build]) -> None:
         packed = [_pack_build(build) for build in builds]
         self._builds, self._lost = builds, None
         self._hook.install(self._is_hurt)
@@ -97,7 +106,7 @@ class MonarchEngine:
             store = self._gather({0: pack(("open_store", (on_one_host,)))})[0]
         appointment = Appointment(tuple(contacts), store, self._timeout, device)
         self._everywhere("join", appointment)
-        self.ask([pack(("build", (build,))) for build in packed])
+        self._ask([pack(("build", (build,))) for build in packed])
 
     def pack(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         """Messages as bytes; those that are the same for all are packed once."""
@@ -114,27 +123,31 @@ class MonarchEngine:
 
     def ask(self, messages: Sequence[Any]) -> list[Any]:
         """One message to each process; see ``Engine``."""
+        return _aside(partial(self._ask, messages))
+
+    def _ask(self, messages: Sequence[Any]) -> list[Any]:
         self._drain()
         found = self._gather({r: m for r, m in enumerate(messages) if m is not None})
         return [found.get(rank) for rank in range(len(messages))]
 
-    def restart(self) -> None:
-        """End all processes, and start new ones.
-
-        Raises:
-            ParameterError: the processes were given, and cannot be started anew.
-        """
-        given = next((mesh for mesh in self._meshes if isinstance(mesh, ProcMesh)), None)
-        if given is not None:
+    def check_restart(self) -> None:
+        """Guard of ``recover=``; see ``Engine``."""
+        if any(isinstance(mesh, ProcMesh) for mesh in self._meshes):
             raise ParameterError(
-                "the processes of a mesh that was given cannot be started anew; give the host mesh "
-                "or a number of ranks, so that the controller starts them"
+                "recover=: the processes of a mesh that was given cannot be started anew; give a "
+                "mesh of hosts or a number of ranks, so that the controller starts them"
             )
+
+    def restart(self) -> None:
+        """End all processes, and start new ones."""
         self.close()
         self.start(self._builds)
 
     def close(self) -> None:
         """End the processes that were started here, and the actors elsewhere."""
+        _aside(self._close)
+
+    def _close(self) -> None:
         self._say_goodbye()
         if self._owned:
             # Monarch waits seconds for processes that have nothing left to do, and for a stopped
@@ -177,7 +190,7 @@ class MonarchEngine:
         return f"fullbore_{self._token}_rank_{rank}"
 
     def _everywhere(self, method: str, *args: Any) -> list[Any]:
-        return self.ask([pack((method, args))] * len(self._actors))
+        return self._ask([pack((method, args))] * len(self._actors))
 
     def _gather(self, messages: Mapping[int, bytes]) -> dict[int, Any]:
         """The results by rank. Raises as soon as a rank has failed by itself; the others stay
@@ -290,6 +303,17 @@ def _reason(text: str) -> str:
     if found := _EXITED.search(text):
         return f"exited with code {found[1]}"
     return _GONE
+
+
+def _aside(work: Callable[[], _Result]) -> _Result:
+    """Do it here; where an event loop runs, as in a notebook, on another thread: Monarch complains
+    of those who wait in a loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(copy_context().run, work).result()
 
 
 def _count(mesh: Any) -> int:

@@ -110,7 +110,10 @@ class PipelineParallelism(Dispatching):
             options=schedule_options or {},
         )
         builds = [self._build(ranks, names, device, options) for ranks in self._processes]
-        recovery = None if recover is False else Recovery(1 if recover is True else recover)
+        recovery = None
+        if recover is not False:
+            found.check_restart()
+            recovery = Recovery(1 if recover is True else recover)
         super().__init__(Session(found, builds, recovery), len(self.stages))
         self._optimizers = optimizers
 

@@ -16,6 +16,9 @@ every time."""
 _SETUP = ("configure_optimizers", "watch")
 """Requests that must have been made before a state can be restored; the last of each counts."""
 
+_ONCE = ("load_checkpoint",)
+"""Requests that may have another outcome later: a state is held soon afterwards."""
+
 
 class Recovery:
     """Brings new processes to where the lost ones were.
@@ -55,6 +58,13 @@ class Recovery:
         if changes:
             self._since.append((method, messages))
             self._steps += method == "train"
+        if method in _ONCE:
+            self.failed()
+
+    def failed(self) -> None:
+        """A request has failed in a stage. It may have changed gradients or drawn random numbers,
+        and is not run again: a state is held before the next step."""
+        self._steps = self._every
 
     def may_try(self) -> bool:
         """Whether to start anew once more; counts."""

@@ -98,6 +98,10 @@ class Session:
                 break
             except RankLost as loss:
                 self._recover(loss)
+            except BaseException:
+                if self._recovery is not None:
+                    self._recovery.failed()
+                raise
         if self._recovery is not None:
             self._recovery.done(method, messages, changes=changes)
         return results
