@@ -98,7 +98,8 @@ def build(
         placement: which rank holds which stage. Only ``forward_only`` has a choice.
         costs: what to arrange the order for, such as ``UniformCosts`` of ``fullbore.sim``. Only
             ``zb`` and ``zbv_greedy`` take them; F = I = W unless given.
-        memory: what a rank may hold in all, in bytes, for families that take costs.
+        memory: what a rank may hold in bytes, but for messages on their way, for families that take
+            costs.
         options: what the family leaves open besides: ``round_size`` of ``interleaved_1f1b``,
             ``group_size`` of ``gis``, ``limit`` of ``zb`` and ``zbv_greedy``.
 
