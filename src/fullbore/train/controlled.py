@@ -69,7 +69,9 @@ class DrivenStages:
 
     def gradients(self) -> Mapping[str, Tensor | None]:
         """Copies of all."""
-        return self._pp.gradients()
+        device = self._settings.device
+        found = self._pp.gradients()
+        return {name: None if g is None else g.to(device) for name, g in found.items()}
 
     def weights(self) -> Mapping[str, Tensor]:
         """Copies of all."""
