@@ -1,8 +1,12 @@
 """The controller on Monarch's actors: the same numbers as in one process."""
 
 import asyncio
+import gc
 import os
+import signal
 import threading
+import time
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ from torch import Tensor, nn
 
 from fullbore.controller import Factory, HostedStage, PipelineParallelism
 from fullbore.controller.monarch import MonarchEngine
-from fullbore.errors import ExecutionError, ParameterError
+from fullbore.errors import ExecutionError, ParameterError, TransportTimeout
 from fullbore.schedules import FAMILIES
 
 pytestmark = [pytest.mark.torch, pytest.mark.monarch]
@@ -137,6 +141,21 @@ def test_a_process_group_carries_the_messages_as_well(procs: Any):
     assert all(torch.equal(value, local[1][name]) for name, value in gradients.items())
 
 
+def open_files(_: object = None) -> int:
+    gc.collect()  # what was given up may still be in a cycle
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.parametrize("transport", ["shm", "p2p"])
+def test_a_closed_pipeline_leaves_no_files_open(procs: Any, transport: Any):
+    counts = []
+    for _ in range(3):
+        with on(procs, 2, linear_tanh(2), engine=MonarchEngine(transport=transport)) as pp:
+            pp.run(*data())
+            counts.append([*pp.each_stage(open_files), open_files()])
+    assert counts[1] == counts[2]
+
+
 def test_meshes_may_be_a_list(procs: Any):
     meshes = [procs.slice(ranks=rank) for rank in (2, 1)]
     with make(meshes, linear_tanh(2), engine="monarch") as pp:
@@ -168,6 +187,52 @@ def test_a_users_exception_comes_as_it_is_and_training_goes_on(
     assert names == found.keys()
     for name, gradient in twin.gradients().items():
         assert_same(found[name], gradient, exact=True, what=name)
+
+
+class Slow(nn.Module):
+    """Sleeps in its first call."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.inner = seconds, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        self.seconds = 0.0
+        out: Tensor = self.inner(x)
+        return out
+
+
+def assert_goes_on(pp: PipelineParallelism, stages: Sequence[nn.Module]) -> None:
+    """A step gives the numbers of one that nothing went before."""
+    pp.zero_grad()
+    pp.run(*data(2))
+    found = pp.gradients()
+    with make(2, stages) as twin:
+        twin.run(*data(2))
+        for name, gradient in twin.gradients().items():
+            assert_same(found[name], gradient, exact=True, what=name)
+
+
+def test_a_stall_is_told_and_training_goes_on(procs: Any):
+    stages = [nn.Linear(WIDTH, WIDTH), Slow(2.5)]
+    with on(procs, 2, stages, engine=MonarchEngine(timeout=1.0)) as pp:
+        with pytest.raises(TransportTimeout, match="for rank 1, which is at 1F0"):
+            pp.run(*data())
+        stages[1].seconds = 0.0  # type: ignore[assignment]
+        assert_goes_on(pp, stages)
+
+
+def test_after_an_interrupt_it_goes_on(procs: Any):
+    stages = [nn.Linear(WIDTH, WIDTH), Slow(1.0)]
+    with on(procs, 2, stages) as pp:
+        pp.initialize()
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            pp.run(*data())
+        stages[1].seconds = 0.0  # type: ignore[assignment]
+        assert_goes_on(pp, stages)
 
 
 def arm(stage: HostedStage, which: int) -> None:

@@ -140,6 +140,8 @@ class Meeting:
         return SharedMemoryTransport(self._rank, ends, timeout=appointment.timeout)
 
     def _join_group(self, appointment: Appointment, host: str, port: int) -> Transport:
+        if self._server is not None:
+            self._server.close()
         contacts, limit = appointment.contacts, timedelta(seconds=appointment.timeout)
         neighbours = [r for r, c in enumerate(contacts) if c.machine == self.contact.machine]
         if len(neighbours) == len(contacts):

@@ -83,7 +83,7 @@ class Seat:
     def _close(self) -> None:
         if self._host is not None:
             self._host.close()
-        self._host = None
+        self._host = self._transport = self._meeting = None
         if dist.is_initialized():
             dist.destroy_process_group()
         sys.stdout.flush()
