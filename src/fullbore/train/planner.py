@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 from fullbore.errors import ParameterError
 from fullbore.ir import Action, Form, Kind, Program, Schedule, fuse
 from fullbore.passes import SplitBackward
-from fullbore.plan import Plan, plan
+from fullbore.plan import Plan
 from fullbore.sim import Profile, TableCosts, measure, report, simulate
 from fullbore.train.footprint import Footprint
+from fullbore.train.order import best_order, with_sends
 from fullbore.train.settings import Planning, Settings
-
-EFFORT = 6
-"""More than a deadline of some seconds allows, unless the schedule is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,8 @@ class Planner:
         if self._ahead:
             self._next += self._planning.after
             return self._ahead.pop()
-        return self._plan(costs_of(self._profiles, footprints), step, stopped)
+        costs = costs_of(self._profiles, footprints)
+        return self._plan(with_sends(costs, self._named.placement), step, stopped)
 
     def _plan(self, costs: TableCosts, step: int, stopped: Callable[[], bool]) -> Replan:
         named, memory = self._named, self._planning.memory
@@ -109,13 +108,10 @@ class Planner:
             if stopped():
                 raise KeyboardInterrupt
 
-        found = plan(
-            num_ranks=named.num_ranks,
-            num_microbatches=named.num_microbatches,
-            costs=costs,
+        found = best_order(
+            named,
+            costs,
             memory=limit,
-            placements=[named.placement],
-            effort=EFFORT,
             deadline=self._planning.deadline,
             on_progress=interrupt,
         )
