@@ -156,6 +156,31 @@ def test_a_closed_pipeline_leaves_no_files_open(procs: Any, transport: Any):
     assert counts[1] == counts[2]
 
 
+def test_a_parameter_that_stages_of_several_ranks_share_is_one(procs: Any):
+    shared = nn.Linear(WIDTH, WIDTH)
+    modules = [nn.Sequential(shared), nn.Sequential(nn.Linear(WIDTH, WIDTH)), nn.Sequential(shared)]
+    x, y = data()
+    reference = wanted(modules, x, y)
+    with on(procs, 3, modules, optimizers=sgd) as pp:
+        pp.run(x, y)
+        found = pp.gradients()
+        pp.step()
+        state = pp.state_dict()
+    for name, gradient in found.items():
+        stage = int(name.split(".")[1])
+        wanted_one = reference.gradients[stage][name.split(".", 2)[2]]
+        assert_same(gradient, wanted_one, exact=False, what=name)
+    assert torch.equal(state["stages.0.0.weight"], state["stages.2.0.weight"])
+
+
+def test_an_input_that_asks_for_a_gradient_is_refused(procs: Any):
+    x, y = data()
+    with on(procs, 2, linear_tanh(2)) as pp:
+        with pytest.raises(ParameterError, match="asks for a gradient, which does not come back"):
+            pp.run(x.requires_grad_(), y)
+        pp.run(x.detach(), y)
+
+
 def test_meshes_may_be_a_list(procs: Any):
     meshes = [procs.slice(ranks=rank) for rank in (2, 1)]
     with make(meshes, linear_tanh(2), engine="monarch") as pp:

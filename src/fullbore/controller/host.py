@@ -32,7 +32,7 @@ from fullbore.runtime.checkpoint_state import Rename, load_model, model_state
 from fullbore.runtime.custom import LossFn
 from fullbore.runtime.intake import Presplit
 from fullbore.runtime.names import bare_module, plain_name
-from fullbore.runtime.tree import Tree
+from fullbore.runtime.tree import Tree, tensors
 from fullbore.sim import Profile
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
@@ -81,6 +81,19 @@ class Request:
     weights: tuple[float, ...]
     return_outputs: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def check_sendable(self) -> None:
+        """Guard of sending it to another process.
+
+        Raises:
+            ParameterError: it asks for a gradient, which would not come back.
+        """
+        for tensor in tensors((self.args, self.kwargs, self.targets)):
+            if tensor.requires_grad:
+                raise ParameterError(
+                    "a tensor of the batch asks for a gradient, which does not come back from the "
+                    "process of the first stage; detach() it, or use engine='local'"
+                )
 
     def parts(self, device: str | None) -> Presplit:
         """``args``, ``kwargs`` and ``targets`` on a device; None leaves them where they are."""

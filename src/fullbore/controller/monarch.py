@@ -26,7 +26,7 @@ from monarch.actor import Future, HostMesh, ProcMesh, this_host
 from torch import nn
 
 from fullbore.controller.engine import RankLost
-from fullbore.controller.host import Build
+from fullbore.controller.host import Build, Request
 from fullbore.controller.meeting import Appointment, Contact, TransportName, uses_memory
 from fullbore.controller.outcome import Outcome, Raised
 from fullbore.controller.packing import Packed, pack, unpack
@@ -112,6 +112,9 @@ class MonarchEngine:
         """Messages as bytes; those that are the same for all are packed once."""
         known: dict[int, bytes] = {}
         for args in arguments:
+            for request in args:
+                if isinstance(request, Request):
+                    request.check_sendable()
             if id(args) not in known:
                 try:
                     known[id(args)] = pack((method, args))

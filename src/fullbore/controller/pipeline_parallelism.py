@@ -18,7 +18,7 @@ from fullbore.controller.opaque import unwrap
 from fullbore.controller.recovery import Recovery
 from fullbore.controller.session import Session
 from fullbore.controller.source import ScheduleSource, count_microbatches, find_schedule
-from fullbore.controller.stages import check_stages
+from fullbore.controller.stages import check_stages, tie_shared
 from fullbore.controller.streams import check_stream
 from fullbore.errors import ParameterError
 from fullbore.runtime import StepOutput
@@ -109,6 +109,11 @@ class PipelineParallelism(Dispatching):
             num_microbatches=self.num_microbatches,
             options=schedule_options or {},
         )
+        process_of = [
+            next(i for i, ranks in enumerate(self._processes) if rank in ranks)
+            for rank in self.schedule.placement.ranks
+        ]
+        options["tied"] = tie_shared(self.stages, process_of, options.get("tied", ()))
         builds = [self._build(ranks, names, device, options) for ranks in self._processes]
         recovery = None
         if recover is not False:

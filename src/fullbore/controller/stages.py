@@ -11,6 +11,7 @@ from torch import nn
 
 from fullbore.controller.opaque import unwrap
 from fullbore.errors import ParameterError
+from fullbore.runtime.names import plain_name
 
 
 @dataclass(frozen=True, init=False)
@@ -79,6 +80,28 @@ def check_stages(stages: Any) -> tuple[StageSource, ...]:
     if not isinstance(stages, Sequence) or isinstance(stages, str) or not stages:
         raise ParameterError(f"stages must be a list of one or more stages; got {stages!r}")
     return tuple(_check_stage(stage, index) for index, stage in enumerate(stages))
+
+
+def tie_shared(
+    stages: Sequence[StageSource], process_of: Sequence[int], tied: Sequence[Sequence[str]]
+) -> list[Sequence[str]]:
+    """``tied``, and the parameters that are one object in stages of several processes: each of
+    these gets a copy, whose gradients must be added up.
+
+    Args:
+        stages: of the whole model.
+        process_of: by stage.
+        tied: as for ``runtime.Pipeline``.
+    """
+    found: dict[nn.Parameter, dict[int, str]] = {}
+    for index, stage in enumerate(stages):
+        if isinstance(stage, nn.Module):
+            for name, parameter in stage.named_parameters():
+                own = f"{index}.{plain_name(name)}"
+                found.setdefault(parameter, {}).setdefault(process_of[index], own)
+    known = {name for group in tied for name in group}
+    groups = [tuple(names.values()) for names in found.values() if len(names) > 1]
+    return [*tied, *(group for group in groups if known.isdisjoint(group))]
 
 
 def _check_stage(stage: Any, index: int) -> StageSource:
