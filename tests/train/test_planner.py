@@ -7,7 +7,7 @@ import pytest
 import fullbore as fb
 from fullbore.errors import ParameterError
 from fullbore.ir import Action, Kind, Schedule
-from fullbore.plan import Memory
+from fullbore.plan import Memory, Plan
 from fullbore.sim import Profile, Sample, TableCosts, simulate
 from fullbore.train.footprint import Footprint
 from fullbore.train.planner import Planner, Replan, costs_of, counterpart, least_memory
@@ -109,3 +109,23 @@ def test_least_memory_is_that_of_one_microbatch_at_a_time():
     costs = replace(TIMES, activation_bytes=[1, 2, 4, 8], static_bytes=100, message_bytes=0)
     assert least_memory(schedule, costs) == 200 + 1 + 8
     assert Action(3, Kind.F, 0) in {action for _, _, action in schedule.actions()}
+
+
+def test_whoever_wants_the_run_to_end_need_not_wait_for_the_plan(monkeypatch: pytest.MonkeyPatch):
+    plans, schedule = planner("v_min")
+    other = plans.go_on(run(schedule), HELD, step=7)
+    assert isinstance(other, Schedule)
+    found = plans.go_on(run(other), HELD, step=10, stopped=lambda: True)
+    assert isinstance(found, Replan)
+    assert found.plan.stopped == "interrupt"
+    assert found.plan.effort == 0
+
+    def interrupted(*args: object, **options: object) -> Plan:
+        return replace(found.plan, stopped="interrupt")
+
+    # The planner swallows a Ctrl-C, which is meant for the run.
+    monkeypatch.setattr("fullbore.train.planner.best_order", interrupted)
+    plans, schedule = planner("v_min")
+    plans.go_on(run(schedule), HELD, step=7)
+    with pytest.raises(KeyboardInterrupt):
+        plans.go_on(run(other), HELD, step=10)
