@@ -34,11 +34,11 @@ class RankActor(Actor):  # type: ignore[misc] # Monarch is not typed
     """A ``Seat`` as an actor.
 
     Args:
-        rank, paths, folder, threads: of ``Seat``.
+        rank, paths, threads: of ``Seat``.
     """
 
-    def __init__(self, rank: int, paths: Sequence[str], folder: str, threads: int) -> None:
-        self._seat = Seat(rank, paths, folder, threads)
+    def __init__(self, rank: int, paths: Sequence[str], threads: int) -> None:
+        self._seat = Seat(rank, paths, threads)
 
     @endpoint  # type: ignore[untyped-decorator] # Monarch is not typed
     def ask(self, message: bytes) -> bytes:

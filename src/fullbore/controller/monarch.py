@@ -15,7 +15,6 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, TypeVar
 
 # First: it says what to install where Monarch is missing, and sets Monarch up.
@@ -94,7 +93,7 @@ class MonarchEngine:
         self._builds, self._lost = builds, None
         self._hook.install(self._is_hurt)
         self._spawn()
-        contacts: list[Contact] = self._everywhere("listen")
+        contacts: list[Contact] = self._everywhere("listen", bool(self._owned))
         here = machine()
         self._processes = Processes(
             {rank: c.identity for rank, c in enumerate(contacts) if c.machine == here}
@@ -183,7 +182,6 @@ class MonarchEngine:
                     RankActor,
                     rank,
                     sys.path,
-                    str(Path.cwd()),
                     self._threads,
                 )
                 self._actors.append(actor)

@@ -16,8 +16,9 @@ every time."""
 _SETUP = ("configure_optimizers", "watch")
 """Requests that must have been made before a state can be restored; the last of each counts."""
 
-_ONCE = ("load_checkpoint",)
-"""Requests that may have another outcome later: a state is held soon afterwards."""
+_ONCE = ("load_checkpoint", "evaluate")
+"""Requests after which a state is held before the next step: made again later, they may have
+another outcome, or they draw random numbers although they change nothing else."""
 
 
 class Recovery:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -149,11 +150,11 @@ class RemoteModel:
     def save_checkpoint(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
         """Write parameters, buffers and optimizers; see ``runtime.save_checkpoint``. Any other
         pipeline of this model can read it, also one without a controller."""
-        self._ask("save_checkpoint", os.fspath(path), extra)
+        self._ask("save_checkpoint", str(Path(path).absolute()), extra)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> Any:
         """Read a checkpoint; gives what was saved as ``extra``."""
-        return self._change("load_checkpoint", os.fspath(path))[0]
+        return self._change("load_checkpoint", str(Path(path).absolute()))[0]
 
     def _watched(self, stage: int) -> tuple[list[Tree], list[Tree]]:
         if not 0 <= stage < self._num_stages:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -25,14 +24,11 @@ class Seat:
     Args:
         rank: of this process.
         paths: where the controller's program finds its modules.
-        folder: the controller's working directory.
         threads: torch threads.
     """
 
-    def __init__(self, rank: int, paths: Sequence[str], folder: str, threads: int) -> None:
+    def __init__(self, rank: int, paths: Sequence[str], threads: int) -> None:
         sys.path += [path for path in paths if path not in sys.path]
-        if os.path.isdir(folder):  # noqa: PTH112 - a plain string
-            os.chdir(folder)
         self._rank, self._threads = rank, threads
         self._meeting: Meeting | None = None
         self._transport: Transport | None = None
@@ -58,8 +54,9 @@ class Seat:
         }
         return own[method] if method in own else getattr(self._host, method)
 
-    def _listen(self) -> Contact:
-        tune_malloc()
+    def _listen(self, is_ours: bool) -> Contact:  # noqa: FBT001 - a request
+        if is_ours:
+            tune_malloc()
         self._meeting = Meeting(self._rank)
         return self._meeting.contact
 

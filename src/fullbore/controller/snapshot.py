@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -75,6 +76,8 @@ def _copy(state: Any) -> Any:
 
 def _generators() -> dict[str, Any]:
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
@@ -83,5 +86,7 @@ def _generators() -> dict[str, Any]:
 def _set_generators(states: Mapping[str, Any]) -> None:
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
+    if "numpy" in states and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(states["numpy"])
     if "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])
