@@ -165,6 +165,11 @@ def test_numbers_that_do_not_fit_are_refused(stages: int, options: dict, message
         make(2, linear_tanh(stages), **options)
 
 
+def test_arguments_that_there_are_not_are_refused():
+    with pytest.raises(TypeError, match="takes no argument 'los_fn'; for the runtime's Pipeline"):
+        make(2, linear_tanh(2), los_fn=mse)
+
+
 @pytest.mark.parametrize(
     ("stages", "message"),
     [

@@ -38,6 +38,26 @@ from fullbore.sim import Profile
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
+_OPTIONS = (
+    *("tied", "scale_grads", "profile", "flight_record"),
+    *("max_active_stages", "lookahead", "backward_requires_autograd"),
+)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Guard of ``Build.options``.
+
+    Raises:
+        TypeError: ``Pipeline`` takes no such argument.
+    """
+    strange = next((name for name in options if name not in _OPTIONS), None)
+    if strange is not None:
+        raise TypeError(
+            f"PipelineParallelism takes no argument {strange!r}; for the runtime's Pipeline it "
+            f"takes {', '.join(_OPTIONS)}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Build:
     """What a process is told to be.

@@ -13,9 +13,9 @@ from fullbore.controller.dispatch import Dispatching, RemoteOptimizer, check_dis
 from fullbore.controller.engine import Engine
 from fullbore.controller.engines import find_engine
 from fullbore.controller.helpers import MeanLoss
-from fullbore.controller.host import Build, MakeOptimizer
+from fullbore.controller.host import Build, MakeOptimizer, check_options
 from fullbore.controller.opaque import unwrap
-from fullbore.controller.recovery import Recovery
+from fullbore.controller.recovery import make_recovery
 from fullbore.controller.session import Session
 from fullbore.controller.source import ScheduleSource, count_microbatches, find_schedule
 from fullbore.controller.stages import check_stages, tie_shared
@@ -95,6 +95,7 @@ class PipelineParallelism(Dispatching):
         self.compute_stream = check_stream(compute_stream, "compute_stream")
         self.p2p_stream = check_stream(p2p_stream, "p2p_stream")
         self.dispatch = check_dispatch(dispatch)
+        check_options(options)
         self.batch_size, self.microbatch_size = batch_size, microbatch_size
         self.num_microbatches = count_microbatches(batch_size, microbatch_size)
         self.loss_fn, self.loss_list = unwrap(loss_fn), unwrap(loss_list)
@@ -109,17 +110,10 @@ class PipelineParallelism(Dispatching):
             num_microbatches=self.num_microbatches,
             options=schedule_options or {},
         )
-        process_of = [
-            next(i for i, ranks in enumerate(self._processes) if rank in ranks)
-            for rank in self.schedule.placement.ranks
-        ]
-        options["tied"] = tie_shared(self.stages, process_of, options.get("tied", ()))
+        options["tied"] = tie_shared(self.stages, self._process_of, options.get("tied", ()))
         builds = [self._build(ranks, names, device, options) for ranks in self._processes]
-        recovery = None
-        if recover is not False:
-            found.check_restart()
-            recovery = Recovery(1 if recover is True else recover)
-        super().__init__(Session(found, builds, recovery), len(self.stages))
+        session = Session(found, builds, make_recovery(recover, found))
+        super().__init__(session, len(self.stages))
         self._optimizers = optimizers
 
     def initialize(self) -> None:
@@ -228,6 +222,14 @@ class PipelineParallelism(Dispatching):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def _process_of(self) -> list[int]:
+        """By stage."""
+        return [
+            next(process for process, ranks in enumerate(self._processes) if rank in ranks)
+            for rank in self.schedule.placement.ranks
+        ]
 
     def _build(
         self,

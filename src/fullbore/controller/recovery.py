@@ -21,6 +21,18 @@ _ONCE = ("load_checkpoint", "evaluate")
 another outcome, or they draw random numbers although they change nothing else."""
 
 
+def make_recovery(recover: bool | int, engine: Engine) -> Recovery | None:  # noqa: FBT001 - the user's argument
+    """What ``recover=`` means; None where nothing is held.
+
+    Raises:
+        ParameterError: it makes no sense, or the engine's processes cannot be started anew.
+    """
+    if recover is False:
+        return None
+    engine.check_restart()
+    return Recovery(1 if recover is True else recover)
+
+
 class Recovery:
     """Brings new processes to where the lost ones were.
 
