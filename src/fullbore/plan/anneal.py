@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from random import Random
+from typing import Any
 
 from fullbore.plan.instance import Instance
 from fullbore.plan.loops import Evaluator
@@ -18,7 +19,8 @@ _SWAPPED = 8_000  # orders of more actions gain little: each move costs as much 
 _RECORDS = 8  # how many of the best points are kept
 _CHAINS, _CHAIN = 8, 400  # how many chains a level has at most, and how long they should be
 _AGAIN = 20  # how many rules are tried on the best order's own starts
-_WARM = 0.003  # how much worse a step may be at first, as a part of the best
+_WARM = 0.003  # how much worse a step may be at first, as a part of the best; or by an action
+_PIECES, _MOVES = 6, 4  # of moves; how many a level makes in place of one evaluation
 
 
 class Annealer:
@@ -56,10 +58,12 @@ class Annealer:
         self._random = Random(seed)
         self._space = Space(of, self._random)
         self._target = target
-        numbers = self.evaluate.numbers
-        self._bases = [numbers([*base]) for base in (self._space.regular(), *bases)]
+        self._bases: list[Any] = []
+        for base in (self._space.regular(), *bases):
+            self.add(base)
         self._others: list[tuple[float, Point]] = []
         self._turn = 0
+        self._mean = sum(of.work) / self.evaluate.actions
         self.length = float("inf")
         self.order: list[int] | None = None
         self.records: deque[Point] = deque(maxlen=_RECORDS)
@@ -69,6 +73,10 @@ class Annealer:
     def done(self) -> bool:
         """Whether there is nothing more to win."""
         return self.length <= self._target
+
+    def add(self, base: Sequence[float]) -> None:
+        """Also begin from a base."""
+        self._bases.append(self.evaluate.numbers([*base]))
 
     def offer(self, order: list[int]) -> float:
         """Also consider an order; its length."""
@@ -139,7 +147,7 @@ class Annealer:
         yield from self._anneal(count, *min(found, key=itemgetter(0)))
 
     def _anneal(self, count: int, length: float, point: Point) -> Iterator[float]:
-        warm = _WARM * length
+        warm = self._warm(length)
         for number in range(count):
             tolerance = warm * (1 - number / count) ** 2 * self._random.random() ** 2
             other = self._space.neighbour(point)
@@ -149,6 +157,9 @@ class Annealer:
             yield (number + 1) / count
             if self.done:
                 return
+
+    def _warm(self, length: float) -> float:
+        return max(_WARM * length, self._mean)
 
     def _try(self, point: Point) -> float:
         length = self.evaluate(point)
@@ -160,7 +171,7 @@ class Annealer:
 
     def _swap(self, count: int) -> Iterator[float]:
         """Moves from the best order, and in every third piece from that of another start."""
-        pieces = 12 if count else 0
+        pieces = _PIECES if count else 0
         for piece in range(pieces):
             if self.order is None or self.done:
                 return
@@ -172,11 +183,11 @@ class Annealer:
             found, best = self.evaluate.swap(
                 order,
                 length=self.length,
-                moves=count // pieces,
-                tolerance=_WARM * self.length * (1 - piece / pieces) ** 2,
+                moves=_MOVES * count // pieces,
+                tolerance=self._warm(self.length) * (1 - piece / pieces),
                 seed=int(self._random.random() * 2**31),
             )
-            self.evaluations += count // pieces
+            self.evaluations += _MOVES * count // pieces
             if found < self.length:
                 self.length, self.order = found, best
             yield (piece + 1) / pieces

@@ -69,13 +69,14 @@ class Placed:
         self._waiting: list[Family] = []
         self._bases: list[list[float]] = []
         self._searched = self.of if self.quick else _cut(self.of, _LONG)
+        self._is_whole = self._searched is self.of
+        self._least = self.bound if self._is_whole else bounds(self._searched).of(self._objective)
         self._begin_search(self.of.capacity)
 
     def _begin_search(self, capacity: tuple[float, ...]) -> None:
         """Begin anew with so much memory."""
         self._searched = replace(self._searched, capacity=capacity)
         self._judged = inf  # the length of the last order that was judged
-        self._least = bounds(self._searched).of(self._objective)
         self.annealer = Annealer(
             self._searched,
             self._seed,
@@ -122,10 +123,10 @@ class Placed:
                 continue
             order = order_of(schedule)
             self._bases.append(_stretched(evaluate.starts(order), few, self._searched))
+            self.annealer.add(self._bases[-1])
             length = evaluate.length(order)
             if length < NEVER:
                 fitting.append((length, family))
-        self._begin_search(self.of.capacity)
         self._waiting = [family for _, family in sorted(fitting, key=itemgetter(0))]
         for family in self._waiting[:1]:
             schedule = self._build(family, self._searched)
@@ -158,7 +159,7 @@ class Placed:
         if plain is not None:
             self._settle(plain)
         # With fewer microbatches they cannot be compared.
-        needed = self._searched.num_microbatches < self.of.num_microbatches and not self.families
+        needed = not self._is_whole and not self.families
         while (needed or not self.candidates) and self.judge_family():
             needed = False
 
@@ -179,7 +180,7 @@ class Placed:
         if search.order is None or search.length >= self._judged:
             return None
         self._judged = search.length
-        if self._searched.num_microbatches == self.of.num_microbatches:
+        if self._is_whole:
             return search.evaluate.schedule(search.order)
         # What is a little worse with few microbatches may go on better.
         whole = replace(self.of, capacity=self._searched.capacity)
@@ -224,7 +225,7 @@ class Placed:
 def _cut(of: Instance, rounds: int) -> Instance:
     """With so many rounds of P microbatches, and what was left over by whole rounds."""
     size, m = of.placement.num_ranks, of.num_microbatches
-    return of if m < rounds * size else replace(of, num_microbatches=rounds * size + m % size)
+    return of if m < (rounds + 1) * size else replace(of, num_microbatches=rounds * size + m % size)
 
 
 def _stretched(dates: Sequence[float], few: Instance, many: Instance) -> list[float]:

@@ -14,7 +14,7 @@ from fullbore.plan.candidate import Candidate
 from fullbore.plan.placed import Placed
 
 # Seconds an action, on a slow machine: by so much earlier the search ends, to judge what it found.
-_JUDGING = 1e-5
+_JUDGING = 1.2e-5
 
 
 class _Late(Exception):
