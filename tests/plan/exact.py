@@ -58,18 +58,9 @@ def optimum(of: Instance, *, seconds: float, most: float) -> Optimum:
     length = {(kind, s): units(times[kind][s]) for kind in KINDS for s in stages}
     end = {key: start[key] + length[key[:2]] for key in start}
     makespan = model.new_int_var(0, horizon, "makespan")
-    for s in stages:
-        for k in microbatches:
-            if s:
-                model.add(start["F", s, k] >= end["F", s - 1, k] + units(of.down[s - 1]))
-            last = s == of.placement.num_stages - 1
-            hop = 0 if last else units(of.up[s])
-            model.add(start["I", s, k] >= end["F" if last else "I", s if last else s + 1, k] + hop)
-            model.add(start["I", s, k] >= end["F", s, k])
-            model.add(start["W", s, k] >= end["I", s, k])
-            model.add(makespan >= end["W", s, k])
-            for kind in KINDS if k else "":
-                model.add(start[kind, s, k] >= end[kind, s, k - 1])
+    for _, s, k in (key for key in start if key[0] == "F"):
+        _flow(model, (s, k), start, end, [*map(units, of.down)], [*map(units, of.up)])
+        model.add(makespan >= end["W", s, k])
     for rank in range(of.placement.num_ranks):
         _rank(model, of, rank, start, end, length)
     model.minimize(makespan)
@@ -83,6 +74,19 @@ def optimum(of: Instance, *, seconds: float, most: float) -> Optimum:
         solver.best_objective_bound / unit,
         status == cp_model.OPTIMAL,
     )
+
+
+def _flow(model, place, start, end, down, up):
+    """What a stage and microbatch wait for."""
+    s, k = place
+    if s:
+        model.add(start["F", s, k] >= end["F", s - 1, k] + down[s - 1])
+    if s + 1 < len(down):
+        model.add(start["I", s, k] >= end["I", s + 1, k] + up[s])
+    model.add(start["I", s, k] >= end["F", s, k])
+    model.add(start["W", s, k] >= end["I", s, k])
+    for kind in KINDS if k else "":
+        model.add(start[kind, s, k] >= end[kind, s, k - 1])
 
 
 def _rank(model, of, rank, start, end, length):
