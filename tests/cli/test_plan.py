@@ -174,7 +174,9 @@ def test_a_frontier_is_drawn(ending: str):
     ("arguments", "message"),
     [
         (("--model", "1,2"), "give whole numbers: layers, hidden size"),
-        (("--model", "0,2,2,2"), "must be 1 or more"),
+        (("--model", "4,8,2,8,9,9"), "give whole numbers: layers, hidden size"),
+        (("--model", "0,2,2,2"), "layers must be a whole number from 1 to 100,000; got 0"),
+        (("--model", f"4,{10**200},2,2"), "hidden must be a whole number from 1 to"),
         (("--layer-costs", "no.json"), "no.json: cannot be read"),
         (("--layer-costs", "layers.json", "--model", "4,8,2,8"), "give one of --costs"),
         (("--joint",), "--joint splits layers"),

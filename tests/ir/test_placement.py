@@ -73,6 +73,18 @@ def test_sizes_must_be_positive():
         Placement.vee(0)
 
 
+@pytest.mark.parametrize("wrong", [1.5, "2", None, float("nan"), [2], -1])
+def test_sizes_must_be_whole(wrong: Any):
+    for make in (Placement.linear, Placement.vee, lambda count: Placement.loop(2, count)):
+        with pytest.raises(ParameterError, match="must be a whole number from 1 on; got"):
+            make(wrong)
+
+
+def test_sizes_must_be_possible():
+    with pytest.raises(ParameterError, match="use 10,000,000 stages at most"):
+        Placement.loop(10, 10**12)
+
+
 def forwards(*stages: int) -> list[Action]:
     return [Action(stage, Kind.F, 0) for stage in stages]
 

@@ -41,6 +41,12 @@ def test_what_is_no_plan(path: Path, spoil: dict):
         load_plan(path)
 
 
+def test_what_is_no_text(path: Path):
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(FormatError, match=r"plan\.json: not UTF-8 text"):
+        load_plan(path)
+
+
 def test_wrong_costs_are_named(path: Path):
     data = json.loads(path.read_text())
     data["plan"]["costs"]["F"] = -1

@@ -53,3 +53,13 @@ def test_nonsense():
         frontier([], **SIZE)
     with pytest.raises(ParameterError, match="no placement can be"):
         frontier([0.1], **SIZE)
+    for limit in (float("nan"), float("inf"), -1):
+        with pytest.raises(ParameterError, match="memory limits are numbers of bytes; got"):
+            frontier([3, limit], **SIZE)
+
+
+def test_work_that_takes_no_time_has_no_bubble():
+    free = UniformCosts(F=0, I=0, W=0, activation_bytes=1)
+    found = frontier([3], **{**SIZE, "costs": free})
+    (point,) = found.points
+    assert (point.gap, found.bubble(point.bound)) == (0, 0)

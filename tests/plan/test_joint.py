@@ -48,7 +48,7 @@ def test_placements_with_more_stages_than_layers_are_left_out():
 
 
 def test_nonsense():
-    with pytest.raises(ParameterError, match="splits must be 1 or more; got 0"):
+    with pytest.raises(ParameterError, match="splits must be a whole number from 1 on; got 0"):
         joint(COSTS, splits=0, **SIZE)
     with pytest.raises(ParameterError, match="no placement can be"):
         joint(COSTS, memory=3, **SIZE)

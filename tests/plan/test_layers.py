@@ -91,5 +91,5 @@ def test_a_transformer_by_formula():
     parameters = sum(layer.static for layer in costs.layers) / 16
     assert parameters == pytest.approx(30 * 12 * h * h + 2 * 50_000 * h, rel=0.01)
     assert len(transformer(layers=3, hidden=8, heads=2, sequence=4).layers) == 3
-    with pytest.raises(ParameterError, match="must be 1 or more"):
+    with pytest.raises(ParameterError, match="must be a whole number from 1 to"):
         transformer(layers=3, hidden=8, heads=0, sequence=4)

@@ -1,6 +1,7 @@
 """Layers to stages."""
 
 from itertools import combinations, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -68,6 +69,13 @@ def test_memory_limits_a_rank():
         ParameterError, match=r"no split that fits the memory, 10; the best one nee"
     ):
         partition(MODEL, placement, in_flight=1, memory=10)
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), 1e200, "1"])
+@pytest.mark.parametrize("field", ["F", "held", "message"])
+def test_what_is_no_layer(field: str, wrong: Any):
+    with pytest.raises(ParameterError, match="must be"):
+        Layer(**{"F": 1, "I": 1, "W": 1, field: wrong})
 
 
 def test_layers_must_fill_the_stages():

@@ -49,6 +49,9 @@ def test_links_and_overlaps_by_pair():
         ({"F": None}, "F must be a number of 0 or more, got None"),
         ({"latency": {(0, 1): -2}}, "latency must be a number of 0 or more, got -2"),
         ({"bandwidth": 0}, "bandwidth must be more than 0"),
+        ({"bandwidth": 1e-320}, "bandwidth must be more than 0, 1e-100 at least; got 1e-320"),
+        ({"F": [1e308, 1]}, "F must be 1e+100 at most, got 1e+308"),
+        ({"activation_bytes": 1e200}, "activation_bytes must be 1e+100 at most"),
         ({"F": [1, 2], "I": [1, 2, 3]}, "one number a stage is needed everywhere"),
     ],
 )

@@ -40,7 +40,8 @@ def _model(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     if value is None:
         return None
     try:
-        layers, hidden, heads, sequence, vocabulary = [*map(int, value.split(",")), 0][:5]
+        numbers = [*map(int, value.split(","))]
+        layers, hidden, heads, sequence, vocabulary = numbers + [0] * (len(numbers) == 4)
         return transformer(
             layers=layers, hidden=hidden, heads=heads, sequence=sequence, vocabulary=vocabulary
         )

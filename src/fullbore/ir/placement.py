@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import index
 
 from fullbore.errors import ParameterError
 from fullbore.ir.action import Action
+
+_MOST_STAGES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +43,27 @@ class Placement:
     @classmethod
     def linear(cls, num_ranks: int) -> Placement:
         """One stage a rank, in order."""
-        return cls(tuple(range(num_ranks)))
+        return cls.loop(num_ranks, 1)
 
     @classmethod
     def loop(cls, num_ranks: int, stages_per_rank: int) -> Placement:
-        """Stage ``s`` on rank ``s mod num_ranks``."""
-        return cls(tuple(range(num_ranks)) * stages_per_rank)
+        """Stage ``s`` on rank ``s mod num_ranks``.
+
+        Raises:
+            ParameterError: a number is no whole number from 1 on, or there are too many stages.
+        """
+        ranks, count = _count("ranks", num_ranks), _count("stages a rank", stages_per_rank)
+        if ranks * count > _MOST_STAGES:
+            raise ParameterError(
+                f"placement: {ranks:,} ranks of {count:,} stages are too many; use "
+                f"{_MOST_STAGES:,} stages at most"
+            )
+        return cls(tuple(range(ranks)) * count)
 
     @classmethod
     def vee(cls, num_ranks: int) -> Placement:
         """Two stages a rank: down the ranks and back up again (0..P-1, P-1..0)."""
-        down = tuple(range(num_ranks))
+        down = cls.linear(num_ranks).ranks
         return cls(down + down[::-1])
 
     @classmethod
@@ -131,3 +144,15 @@ class Placement:
     def crosses(self, stage: int) -> bool:
         """Whether the step from ``stage - 1`` to ``stage`` leads to another rank."""
         return stage > 0 and self.ranks[stage - 1] != self.ranks[stage]
+
+
+def _count(name: str, value: int) -> int:
+    try:
+        count = index(value)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ParameterError(
+            f"placement: the number of {name} must be a whole number from 1 on; got {value!r}"
+        )
+    return count

@@ -100,7 +100,10 @@ def load_plan(path: str | Path) -> PlanFile:
         FormatError: the file holds no plan.
         OSError: the file cannot be read.
     """
-    text = Path(path).read_text("utf-8")
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"not UTF-8 text: {error.reason}", file=str(path)) from error
     schedule = loads(text, format="json", file=str(path))
     try:
         data = decode(text)

@@ -37,7 +37,9 @@ class Point:
     @property
     def gap(self) -> float:
         """How far the best is above the bound, as a part of it; ``inf`` if there is none."""
-        return inf if self.best is None else max(0.0, self.best.length / self.bound - 1)
+        if self.best is None:
+            return inf
+        return max(0.0, self.best.length / self.bound - 1) if self.bound else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Frontier:
         That is the bubble rate where all placements share the work alike. Where they do not, it
         counts for all of them from the same work, so that a shorter step has the smaller bubble.
         """
-        return 1 - self.work / length
+        return 1 - self.work / length if length else 0.0
 
 
 def frontier(
@@ -85,6 +87,9 @@ def frontier(
     """
     if not limits:
         raise ParameterError("frontier: give one memory limit or more")
+    strange = [limit for limit in limits if not 0 <= limit < inf]
+    if strange:
+        raise ParameterError(f"frontier: memory limits are numbers of bytes; got {strange[0]!r}")
     options.pop("memory", None)
     everything = plan(**{**options, "memory": None, "effort": 0})
     points: list[Point] = []

@@ -9,6 +9,7 @@ from math import inf
 
 from fullbore.errors import ParameterError
 from fullbore.ir import Placement
+from fullbore.schedules.family import MOST_FORWARDS
 from fullbore.sim import Costs, Table
 
 
@@ -69,9 +70,11 @@ def make_instance(
             amount. What the costs call static is in it.
 
     Raises:
-        ParameterError: the costs do not fit the placement, or a rank cannot hold one microbatch of
-            each of its stages.
+        ParameterError: the number of microbatches is no whole number from 1 on or too large, the
+            costs do not fit the placement, or a rank cannot hold one microbatch of each of its
+            stages.
     """
+    _check_microbatches(num_microbatches, placement)
     table = costs.table(placement)
     again = [f if s in table.recompute else 0.0 for s, f in enumerate(table.F)]
     backward = [min(i, b) for i, b in zip(table.I, table.B, strict=True)]
@@ -95,6 +98,14 @@ def make_instance(
         up=_hops(placement, table, -1),
         capacity=_capacity(placement, table, held, memory),
     )
+
+
+def _check_microbatches(count: int, placement: Placement) -> None:
+    most = max(1, MOST_FORWARDS // placement.num_stages)
+    if type(count) is not int or not 1 <= count <= most:
+        raise ParameterError(
+            f"microbatches must be a whole number from 1 to {most:,} here; got {count!r}"
+        )
 
 
 def _overlap_share(table: Table, backward: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from fullbore.ir import Placement
 from fullbore.plan.candidate import Candidate
 from fullbore.plan.layers import LayerCosts
 from fullbore.plan.partition import Partition, near_best
-from fullbore.plan.search import EFFORT, Plan, Progress, plan, tried
+from fullbore.plan.search import EFFORT, Plan, Progress, check_effort, plan, tried
 
 _SHORT = 1
 """The effort of the search that compares partitions."""
@@ -72,13 +72,12 @@ def joint(
     Raises:
         ParameterError: an argument is out of range, or nothing fits the memory.
     """
-    if splits < 1:
-        raise ParameterError(f"joint: splits must be 1 or more; got {splits}")
+    _check(splits, effort, deadline)
     begun = monotonic()
     options |= {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "memory": memory}
     base = replace(costs, memory=memory)
     until = None if deadline is None else begun + deadline / 2
-    placements = [*tried(num_ranks, stages_per_rank, shapes)]
+    placements = tried(num_ranks, stages_per_rank, shapes)
     short = {"effort": min(effort, _SHORT), **options}
     chosen, count = _choose(base, placements, splits, until=until, **short)
     planned = replace(base, chosen=chosen)
@@ -92,6 +91,12 @@ def joint(
         **options,
     )
     return Joint(result, planned, _even(planned, result, effort=min(effort, 2), **options), count)
+
+
+def _check(splits: int, effort: int, deadline: float | None) -> None:
+    if type(splits) is not int or splits < 1:
+        raise ParameterError(f"joint: splits must be a whole number from 1 on; got {splits!r}")
+    check_effort(effort, deadline)
 
 
 def _choose(

@@ -15,6 +15,8 @@ from fullbore.sim import Table, TableCosts
 
 Split = Callable[[Sequence[Layer], Placement], Partition]
 
+_LARGEST = 1_000_000_000
+_MOST_LAYERS = 100_000
 _BYTES_A_PARAMETER = 16
 """Weight and gradient of 16 bits; of 32 bits, a copy of the weight and AdamW's two averages."""
 
@@ -142,13 +144,17 @@ def transformer(
         rows: b, of a microbatch.
 
     Raises:
-        ParameterError: a number is too small.
+        ParameterError: a number is too small or too large, or no whole one.
     """
-    if min(layers, hidden, heads, sequence, rows) < 1 or vocabulary < 0:
-        raise ParameterError(
-            "transformer: layers, hidden, heads, sequence and rows must be 1 or more; got "
-            f"{layers}, {hidden}, {heads}, {sequence} and {rows}"
-        )
+    for name, size, least in (
+        *(("layers", layers, 1), ("hidden", hidden, 1), ("heads", heads, 1)),
+        *(("sequence", sequence, 1), ("rows", rows, 1), ("vocabulary", vocabulary, 0)),
+    ):
+        most = _MOST_LAYERS if name == "layers" else _LARGEST
+        if type(size) is not int or not least <= size <= most:
+            raise ParameterError(
+                f"transformer: {name} must be a whole number from {least} to {most:,}; got {size!r}"
+            )
     h, s, tokens = hidden, sequence, sequence * rows
     message = 2 * tokens * h
     matmuls = 24 * h * tokens * h / 1e12

@@ -21,6 +21,9 @@ class Layer:
         held, kept: the bytes that it keeps from F to I, and from I to W.
         static: the bytes of its parameters, gradients and optimizer state.
         message: the bytes of its input, which cross ranks where it is the first of a stage.
+
+    Raises:
+        ParameterError: a number is negative, not finite or above 1e100.
     """
 
     F: float
@@ -30,6 +33,17 @@ class Layer:
     kept: float = 0.0
     static: float = 0.0
     message: float = 0.0
+
+    def __post_init__(self) -> None:
+        TableCosts(
+            F=self.F,
+            I=self.I,
+            W=self.W,
+            activation_bytes=self.held,
+            kept_bytes=self.kept,
+            static_bytes=self.static,
+            message_bytes=self.message,
+        )
 
     @property
     def time(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -99,7 +99,8 @@ def plan(
     Raises:
         ParameterError: an argument is out of range, or no schedule fits the memory.
     """
-    _check(effort, deadline, objective)
+    check_effort(effort, deadline)
+    _check(objective, seed)
     compile_seconds = warm_up(compiled=compiled)
     task = {"costs": costs, "memory": memory, "by_span": objective == "span", "compiled": compiled}
     race = Race(deadline, on_progress)
@@ -116,13 +117,23 @@ def plan(
     )
 
 
-def _check(effort: int, deadline: float | None, objective: str) -> None:
+def check_effort(effort: int, deadline: float | None) -> None:
+    """Complain of what no search can spend.
+
+    Raises:
+        ParameterError: the effort is no level, or the deadline no time.
+    """
     if type(effort) is not int or not 0 <= effort <= 20:
         raise ParameterError(f"plan: effort must be a whole number from 0 to 20; got {effort!r}")
     if deadline is not None and not deadline > 0:
         raise ParameterError(f"plan: deadline must be more than 0 seconds; got {deadline!r}")
+
+
+def _check(objective: str, seed: int) -> None:
     if objective not in ("makespan", "span"):
         raise ParameterError(f"plan: objective must be makespan or span; got {objective!r}")
+    if type(seed) is not int:
+        raise ParameterError(f"plan: seed must be a whole number; got {seed!r}")
 
 
 def _given(placements: Sequence[Placement], num_ranks: int) -> Sequence[Placement]:
@@ -135,21 +146,24 @@ def _given(placements: Sequence[Placement], num_ranks: int) -> Sequence[Placemen
     return placements
 
 
-def tried(
-    num_ranks: int, stages_per_rank: Sequence[int], shapes: Sequence[str]
-) -> Iterator[Placement]:
+def tried(num_ranks: int, stages_per_rank: Sequence[int], shapes: Sequence[str]) -> list[Placement]:
     """The placements of these shapes, with so many stages a rank.
 
     Raises:
-        ParameterError: there is no such shape, or a number is under 1.
+        ParameterError: there is no such shape, a number is no whole one from 1 on, or no placement
+            is left.
     """
     strange = next((shape for shape in shapes if shape not in ("loop", "vee")), None)
     if strange is not None:
         raise ParameterError(f"plan: a placement is loop or vee; got {strange!r}")
-    if num_ranks < 1 or min(stages_per_rank, default=0) < 1:
-        raise ParameterError("plan: ranks and stages a rank must be 1 or more")
+    found = []
     for count in dict.fromkeys(stages_per_rank):
         if "loop" in shapes or count == 1:
-            yield Placement.loop(num_ranks, count)
+            found.append(Placement.loop(num_ranks, count))
         if "vee" in shapes and count == 2:
-            yield Placement.vee(num_ranks)
+            found.append(Placement.vee(num_ranks))
+    if not found:
+        raise ParameterError(
+            "plan: that leaves no placement; a loop has any number of stages a rank, a vee 2"
+        )
+    return found

@@ -19,6 +19,9 @@ PerStage = float | Sequence[float]
 PerEdge = float | Mapping[Edge, float]
 """A number for each directed pair of ranks, or one for all."""
 
+_MOST = 1e100
+"""What no time and no number of bytes is above, so that sums of them stay finite."""
+
 _PER_STAGE = (
     *("F", "I", "W", "B", "send", "unshard", "reshard", "reduce_grad"),
     *("message_bytes", "activation_bytes", "kept_bytes", "static_bytes"),
@@ -92,7 +95,7 @@ class TableCosts:
         unit: what times are in, for people: ``"ms"``, say.
 
     Raises:
-        ParameterError: a number is negative or not finite, or tables differ in length.
+        ParameterError: a number is negative, not finite or above 1e100, or tables differ in length.
     """
 
     F: PerStage
@@ -130,8 +133,11 @@ class TableCosts:
         for name in ("overlap", "latency", "bandwidth"):
             for number in _numbers(getattr(self, name)):
                 _check(name, number)
-                if name == "bandwidth" and not number:
-                    raise ParameterError("costs: bandwidth must be more than 0")
+                if name == "bandwidth" and number < 1 / _MOST:  # type: ignore[operator]
+                    raise ParameterError(
+                        f"costs: bandwidth must be more than 0, {1 / _MOST:g} at least; "
+                        f"got {number!r}"
+                    )
         object.__setattr__(self, "recompute", frozenset(self.recompute))
 
     def table(self, placement: Placement) -> Table:
@@ -170,7 +176,7 @@ class UniformCosts:
         static_bytes: what a rank holds all the time.
 
     Raises:
-        ParameterError: a number is negative or not finite.
+        ParameterError: a number is negative, not finite or above 1e100.
     """
 
     F: float
@@ -244,6 +250,8 @@ def _check(name: str, number: object) -> None:
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not 0 <= number < inf:  # type: ignore[operator]
         raise ParameterError(f"costs: {name} must be a number of 0 or more, got {number!r}")
+    if number > _MOST:  # type: ignore[operator]
+        raise ParameterError(f"costs: {name} must be {_MOST:g} at most, got {number!r}")
 
 
 def _of(value: PerEdge | None, pair: Edge) -> float | None:
