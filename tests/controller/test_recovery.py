@@ -30,6 +30,7 @@ class Unreliable(LocalEngine):
         self.losses: list[tuple[str, int, bool]] = []
         self.asked: list[str] = []
         self.starts = 0
+        self.is_closed = False
 
     def lose(self, method: str, *, times: int = 1, before: bool = False) -> None:
         """In the next requests of this method: before the ranks hear of it, or afterwards."""
@@ -39,6 +40,10 @@ class Unreliable(LocalEngine):
         self.starts += 1
         super().start(pickle.loads(pickle.dumps(builds)))
         self._builds = builds
+
+    def close(self) -> None:
+        super().close()
+        self.is_closed = True
 
     def pack(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         return [(method, pickle.dumps(own)) for own in arguments]
@@ -204,3 +209,15 @@ def test_a_checkpoint_that_is_gone_is_not_needed_again(tmp_path: Path):
 def test_more_than_true_or_a_number_is_refused():
     with pytest.raises(ParameterError, match="recover must be True, False, or a number of steps"):
         make(2, stages(), recover="yes")
+
+
+def test_a_rank_that_is_lost_between_two_actions_is_the_end():
+    engine = Unreliable()
+    with make(2, linear_tanh(2), engine=engine) as pp:
+        stepping = pp.start(*data())
+        engine.lose("act")
+        with pytest.raises(RankLost, match="rank 1: its process 123 was killed by SIGKILL"):
+            stepping.run("0F0")
+        with pytest.raises(ExecutionError, match="cannot be used any more: rank 1: its process"):
+            pp.run(*data())
+        assert engine.is_closed

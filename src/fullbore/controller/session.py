@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from fullbore.controller.engine import Engine, RankLost
 from fullbore.controller.host import Build
@@ -71,11 +71,14 @@ class Session:
         return self._request(method, arguments, changes=False)
 
     def ask_one(self, process: int, method: str, *args: Any) -> Any:
-        """A request to one process alone, which no other has a part in."""
+        """A request to one process alone, which no other has a part in. It cannot be recovered."""
         self.start()
         messages: list[Any] = [None] * self.num_processes
         messages[process] = self._engine.pack(method, [args])[0]
-        return self._send(messages)[process]
+        try:
+            return self._send(messages)[process]
+        except RankLost as loss:
+            self._give_up(loss)
 
     def hold(self) -> None:
         """A step begins: take the state that is gone back to, if it is time for that."""
@@ -127,10 +130,7 @@ class Session:
         """Start anew from the state that is held. A rank that is lost meanwhile counts, too."""
         while True:
             if self._recovery is None or not self._recovery.may_try():
-                hint = "" if self._recovery else "; with recover=True all ranks are started anew"
-                self._broken = f"{loss}{hint}"
-                self._engine.close()
-                raise loss
+                self._give_up(loss)
             logger.warning("%s; all ranks are started anew, from the last state held", loss)
             try:
                 self._engine.restart()
@@ -140,3 +140,9 @@ class Session:
                 return
             except RankLost as another:
                 loss = another
+
+    def _give_up(self, loss: RankLost) -> NoReturn:
+        hint = "" if self._recovery else "; with recover=True all ranks are started anew"
+        self._broken = f"{loss}{hint}"
+        self._engine.close()
+        raise loss
