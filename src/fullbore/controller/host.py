@@ -171,7 +171,7 @@ class RankHost(WalkingHost):
     def train(self, request: Request) -> StepOutput:
         """Forward and backward over a batch."""
         self._watch.begin()
-        args, kwargs, targets = request.parts(self.device)
+        args, kwargs, targets = self._received(request)
         with self._side.active():
             return self.pipeline.step(
                 arg_mbs=args,
@@ -185,7 +185,7 @@ class RankHost(WalkingHost):
     def evaluate(self, request: Request) -> StepOutput:
         """Forward only."""
         self._watch.begin()
-        args, kwargs, targets = request.parts(self.device)
+        args, kwargs, targets = self._received(request)
         with self._side.active():
             return self.pipeline.eval(
                 arg_mbs=args,

@@ -39,10 +39,18 @@ class Seat:
         try:
             # A setting of this thread.
             torch.set_num_threads(self._threads)
-            method, args = unpack(message)
+            method, args = self._unpack(message)
             return pack_result(self._find(method)(*args))
         except BaseException as error:  # noqa: BLE001 - the controller raises it again
             return pack_failure(error)
+
+    def _unpack(self, message: bytes) -> Any:
+        try:
+            return unpack(message)
+        except BaseException as error:
+            if self._host is not None:
+                self._host.refuse(error)
+            raise
 
     def _find(self, method: str) -> Any:
         own = {

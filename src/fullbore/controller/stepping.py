@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,7 @@ from fullbore.formats import DIALECTS
 from fullbore.formats.dialects import read_text
 from fullbore.ir import KINDS, Action, Dependencies, Fact, Group, Kind, Schedule
 from fullbore.runtime import StepOutput
-from fullbore.runtime.intake import Given
+from fullbore.runtime.intake import Given, Presplit
 from fullbore.runtime.tree import Tree
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class WalkingHost:
     def begin_walk(self, request: Request) -> None:
         """Begin a step."""
         self._watch.begin()
-        presplit = request.parts(self.device)
+        presplit = self._received(request)
         given = Given(
             presplit=presplit,
             loss_weights=request.weights,
@@ -85,6 +86,23 @@ class WalkingHost:
         """End the step here, if one is under way."""
         if self._walk is not None:
             self._walk.abandon()
+
+    def refuse(self, error: BaseException) -> None:
+        """A request cannot be met here, and the other ranks may wait for this one: they are told.
+
+        Args:
+            error: why.
+        """
+        self.abandon_walk()
+        with suppress(type(error)):
+            self.pipeline.abandon(error)
+
+    def _received(self, request: Request) -> Presplit:
+        try:
+            return request.parts(self.device)
+        except BaseException as error:
+            self.refuse(error)
+            raise
 
     @property
     def _under_way(self) -> Walk:
