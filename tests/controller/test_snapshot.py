@@ -1,7 +1,7 @@
 """All that training changes comes back."""
 
 import random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -57,3 +57,29 @@ def test_gradients_that_there_were_not_are_gone_again():
     step(module, torch.optim.SGD(module.parameters(), lr=0.1))
     restore(held, stages, {})
     assert all(p.grad is None for p in module.parameters())
+
+
+def test_buffers_that_are_not_persistent_come_back():
+    module = nn.Linear(8, 8)
+    module.register_buffer("mean", torch.zeros(8), persistent=False)
+    stages = {0: Stage(module, 0, 1)}
+    mean = cast("torch.Tensor", module.mean)
+    mean.add_(1)
+    held = take(stages, {})
+    for _ in range(2):
+        mean.add_(1)
+        restore(held, stages, {})
+        assert mean is module.mean
+        assert torch.equal(mean, torch.ones(8))
+
+
+def test_what_is_frozen_is_frozen_again():
+    module = Noisy()
+    stages = {0: Stage(module, 0, 1)}
+    module.inner[0].requires_grad_(False)
+    held = take(stages, {})
+    module.requires_grad_(True)
+    module.inner[1].requires_grad_(False)
+    restore(held, stages, {})
+    trainable = [p.requires_grad for p in module.parameters()]
+    assert trainable == [False, False, True, True]

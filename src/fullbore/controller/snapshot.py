@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
@@ -23,14 +23,18 @@ class Snapshot:
 
     Attributes:
         models: parameters and buffers.
+        passing: buffers that are not in there, as they are not persistent, by name.
         gradients: of each parameter, by its name in the module.
+        trainable: whether each parameter gets one.
         training: the mode of each submodule, by name.
         optimizers: their states.
         generators: the states of the random number generators.
     """
 
     models: dict[int, dict[str, Any]]
+    passing: dict[int, dict[str, Tensor]]
     gradients: dict[int, dict[str, Tensor | None]]
+    trainable: dict[int, dict[str, bool]]
     training: dict[int, dict[str, bool]]
     optimizers: dict[int, dict[str, Any]]
     generators: dict[str, Any]
@@ -41,7 +45,9 @@ def take(stages: Mapping[int, Stage], optimizers: Mapping[int, Optimizer]) -> Sn
     modules = {index: stage.module for index, stage in stages.items()}
     return Snapshot(
         {i: _copy(dict(module.state_dict())) for i, module in modules.items()},
+        {i: _copy(_passing(module)) for i, module in modules.items()},
         {i: {n: _copy(p.grad) for n, p in m.named_parameters()} for i, m in modules.items()},
+        {i: {n: p.requires_grad for n, p in m.named_parameters()} for i, m in modules.items()},
         {i: {n: part.training for n, part in m.named_modules()} for i, m in modules.items()},
         {i: _copy(optimizer.state_dict()) for i, optimizer in optimizers.items()},
         _generators(),
@@ -54,8 +60,11 @@ def restore(
     """Bring it back."""
     for index, stage in stages.items():
         stage.module.load_state_dict(snapshot.models[index])
+        for name, buffer in _passing(stage.module).items():
+            buffer.data = snapshot.passing[index][name].to(buffer.device, copy=True)
         gradients = snapshot.gradients[index]
         for name, parameter in stage.module.named_parameters():
+            parameter.requires_grad_(snapshot.trainable[index][name])
             gradient = gradients[name]
             parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
         for name, part in stage.module.named_modules():
@@ -63,6 +72,11 @@ def restore(
     for index, optimizer in optimizers.items():
         optimizer.load_state_dict(deepcopy(snapshot.optimizers[index]))
     _set_generators(snapshot.generators)
+
+
+def _passing(module: nn.Module) -> dict[str, Tensor]:
+    kept = module.state_dict().keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name not in kept}
 
 
 def _copy(state: Any) -> Any:
