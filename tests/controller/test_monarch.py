@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 import torch
 from tests.controller.cases import MICROBATCHES, build_stage, data, make, sgd, wanted
-from tests.reference import WIDTH, assert_same, linear_tanh
+from tests.reference import WIDTH, assert_same, linear_tanh, mse
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from fullbore.controller import Factory, HostedStage, PipelineParallelism
 from fullbore.controller.monarch import MonarchEngine
 from fullbore.errors import ExecutionError, ParameterError, TransportTimeout
+from fullbore.runtime import Replicate
 from fullbore.schedules import FAMILIES
 
 pytestmark = [pytest.mark.torch, pytest.mark.monarch]
@@ -248,6 +251,35 @@ def test_a_stall_is_told_and_training_goes_on(procs: Any):
         assert_goes_on(pp, stages)
 
 
+class Unreadable:
+    """Can be sent, and not be made again."""
+
+    def __reduce__(self) -> Any:
+        return refuse, ()
+
+
+def refuse() -> None:
+    raise OSError("cannot be read")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_a_batch_that_one_rank_cannot_read_holds_up_no_other(procs: Any, schedule: str):
+    modules = linear_tanh(2 if schedule == "1f1b" else 4)
+    options = {"schedule": schedule, "engine": MonarchEngine(timeout=5.0)}
+    x, y = data()
+    target: dict[str, Any] = {
+        "target_spec": (None, Replicate()),
+        "loss_fn": lambda out, target: mse(out, target[0]),
+    }
+    mean = torch.stack(wanted(modules, x, y).losses).mean()
+    with on(procs, 2, modules, **options, **target) as pp:
+        for call in (pp.run, pp.eval, pp.start):
+            with pytest.raises(OSError, match="cannot be read"):
+                call(x, (y, Unreadable()))
+            pp.zero_grad()
+            assert_same(pp.run(x, (y, 0)), mean, exact=False, what="loss")
+
+
 def test_after_an_interrupt_it_goes_on(procs: Any):
     stages = [nn.Linear(WIDTH, WIDTH), Slow(1.0)]
     with on(procs, 2, stages) as pp:
@@ -364,6 +396,21 @@ def test_a_stage_that_cannot_be_built_is_told(procs: Any):
         pp.initialize()
 
 
-def test_other_meshes_are_refused():
-    with pytest.raises(ParameterError, match=r"meshes must be a number of ranks.* got 'gpu:0'"):
-        make("gpu:0", linear_tanh(2), engine="monarch")
+@pytest.mark.parametrize("meshes", ["gpu:0", []])
+def test_other_meshes_are_refused(meshes: Any):
+    with pytest.raises(
+        ParameterError, match=r"meshes must be a number of ranks.* got ('gpu:0'|\[\])"
+    ):
+        make(meshes, linear_tanh(2), engine="monarch")
+
+
+def test_wrappers_of_this_process_are_refused(procs: Any):
+    store = dist.HashStore()  # type: ignore[attr-defined] # torch does not declare it as exported
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        inner, wrapped = linear_tanh(2)
+        stages = [inner, nn.Sequential(DistributedDataParallel(wrapped))]
+        with on(procs, 2, stages) as pp, pytest.raises(ParameterError, match="stage 1 is wrapped"):
+            pp.initialize()
+    finally:
+        dist.destroy_process_group()

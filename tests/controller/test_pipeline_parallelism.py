@@ -29,7 +29,7 @@ from tests.reference import (
 from torch import Tensor, nn
 
 import fullbore as fb
-from fullbore.controller import Factory, HostedStage, PipelineParallelism
+from fullbore.controller import Factory, HostedStage, LocalEngine, PipelineParallelism
 from fullbore.errors import ParameterError
 from fullbore.schedules import FAMILIES
 
@@ -152,6 +152,8 @@ def test_a_factory_that_builds_nothing_says_so(stage: Factory, message: str):
         (2, {"schedule": "no_such"}, "there is no family 'no_such'"),
         (2, {"schedule_options": {"x": 1}}, "there is no option 'x'"),
         (2, {"engine": "cloud"}, "engine must be one of local, monarch; got 'cloud'"),
+        (2, {"engine": 5}, "engine must be one of local, monarch, or an engine; got 5"),
+        (2, {"engine": LocalEngine}, "or an engine; got <class"),
         (2, {"recover": -1}, "recover must be True, False, or a number"),
         (
             2,
@@ -163,6 +165,12 @@ def test_a_factory_that_builds_nothing_says_so(stage: Factory, message: str):
 def test_numbers_that_do_not_fit_are_refused(stages: int, options: dict, message: str):
     with pytest.raises(ParameterError, match=message):
         make(2, linear_tanh(stages), **options)
+
+
+@pytest.mark.parametrize("meshes", [0, -1, 2.0, True, None, "2", []])
+def test_meshes_that_are_no_number_are_refused(meshes: Any):
+    with pytest.raises(ParameterError, match=r"meshes must be a number of ranks from 1 on"):
+        make(meshes, linear_tanh(2))
 
 
 def test_arguments_that_there_are_not_are_refused():

@@ -37,6 +37,10 @@ def find_engine(engine: str | Engine | None, meshes: Any) -> Engine:
         for mesh in each:
             refuse_device_mesh(mesh)
     if not isinstance(engine, str):
+        if isinstance(engine, type) or not hasattr(engine, "place"):
+            raise ParameterError(
+                f"engine must be one of {', '.join(ENGINES)}, or an engine; got {engine!r}"
+            )
         return engine
     if engine not in ENGINES:
         raise ParameterError(f"engine must be one of {', '.join(ENGINES)}; got {engine!r}")

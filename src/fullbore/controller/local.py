@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from fullbore.controller.host import Build, RankHost
@@ -23,9 +23,12 @@ class LocalEngine:
         Raises:
             ParameterError: it is no number of ranks, and nothing of which there is a number.
         """
-        count = meshes if isinstance(meshes, int) else len(meshes)
-        if count < 1:
-            raise ParameterError(f"a pipeline needs one rank or more; got {meshes!r}")
+        is_many = isinstance(meshes, Sized) and not isinstance(meshes, str)
+        count = len(meshes) if is_many else meshes
+        if type(count) is not int or count < 1:
+            raise ParameterError(
+                f"meshes must be a number of ranks from 1 on, or a list of meshes; got {meshes!r}"
+            )
         return [range(count)]
 
     def start(self, builds: Sequence[Build]) -> None:

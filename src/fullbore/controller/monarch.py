@@ -31,6 +31,7 @@ from fullbore.controller.outcome import Outcome, Raised
 from fullbore.controller.packing import Packed, pack, unpack
 from fullbore.controller.processes import Processes
 from fullbore.errors import ParameterError
+from fullbore.runtime.sharding import is_replicated
 from fullbore.runtime.transport.p2p_rendezvous import machine
 
 _Result = TypeVar("_Result")
@@ -81,7 +82,9 @@ class MonarchEngine:
         """
         if self._meshes:
             raise ParameterError("this engine has a pipeline already; make one for each pipeline")
-        self._meshes = list(meshes) if isinstance(meshes, list | tuple) else [meshes]
+        if not (isinstance(meshes, list | tuple) and meshes):
+            meshes = [meshes]
+        self._meshes = list(meshes)
         return [(rank,) for rank in range(sum(map(_count, self._meshes)))]
 
     def start(self, builds: Sequence[Build]) -> None:
@@ -344,6 +347,13 @@ def _device_of(builds: Sequence[Build]) -> str | None:
 
 
 def _pack_build(build: Build) -> Packed:
+    for index, stage in build.stages.items():
+        if isinstance(stage, nn.Module) and is_replicated(stage):
+            raise ParameterError(
+                f"stage {index} is wrapped by DistributedDataParallel or fully_shard, whose "
+                "process group is of this process and not of its rank's; give it without the "
+                "wrapper, or start a process for each rank yourself"
+            )
     try:
         return Packed(build)
     except Exception as whole:
