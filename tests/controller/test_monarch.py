@@ -16,8 +16,6 @@ import torch
 from tests.controller.cases import MICROBATCHES, build_stage, data, make, sgd, wanted
 from tests.reference import WIDTH, assert_same, linear_tanh, mse
 from torch import Tensor, nn
-from torch import distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from fullbore.controller import Factory, HostedStage, PipelineParallelism
 from fullbore.controller.monarch import MonarchEngine
@@ -375,14 +373,6 @@ def test_wrong_shapes_are_told_with_their_place(procs: Any):
     assert caught.value.__notes__ == ["rank 1, stage 1, action 1F0"]
 
 
-def test_what_cannot_be_sent_is_named():
-    stage = nn.Linear(WIDTH, WIDTH)
-    stage.lock = threading.Lock()  # type: ignore[assignment]
-    pp = make(2, [nn.Linear(WIDTH, WIDTH), stage], engine="monarch")
-    with pytest.raises(ParameterError, match=r"stage 1 \(Linear\) cannot be sent .* Factory"):
-        pp.initialize()
-
-
 def test_arguments_that_cannot_be_sent_are_named(procs: Any):
     with on(procs, 2, linear_tanh(2)) as pp:
         with pytest.raises(ParameterError, match="each_stage: an argument cannot be sent"):
@@ -394,23 +384,3 @@ def test_a_stage_that_cannot_be_built_is_told(procs: Any):
     stages = [nn.Linear(WIDTH, WIDTH), Factory("nowhere.at_all")]
     with on(procs, 2, stages) as pp, pytest.raises(ParameterError, match="No module named"):
         pp.initialize()
-
-
-@pytest.mark.parametrize("meshes", ["gpu:0", []])
-def test_other_meshes_are_refused(meshes: Any):
-    with pytest.raises(
-        ParameterError, match=r"meshes must be a number of ranks.* got ('gpu:0'|\[\])"
-    ):
-        make(meshes, linear_tanh(2), engine="monarch")
-
-
-def test_wrappers_of_this_process_are_refused(procs: Any):
-    store = dist.HashStore()  # type: ignore[attr-defined] # torch does not declare it as exported
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        inner, wrapped = linear_tanh(2)
-        stages = [inner, nn.Sequential(DistributedDataParallel(wrapped))]
-        with on(procs, 2, stages) as pp, pytest.raises(ParameterError, match="stage 1 is wrapped"):
-            pp.initialize()
-    finally:
-        dist.destroy_process_group()
