@@ -51,6 +51,29 @@ def test_it_writes_the_best(ending: str):
     assert simulate(schedule, costs).makespan == report["candidates"][0]["makespan"]
 
 
+def test_the_file_of_a_plan_brings_its_costs_along():
+    report = json.loads(run(*SIZE, "-v", "2", "-o", "best.json", "--json").stdout)
+    others = (["--costs", "1,1,1"], ["--costs", "best.json"], list[str]())
+    found = [
+        json.loads(CliRunner().invoke(main, ["simulate", "best.json", *other, "--json"]).stdout)
+        for other in others
+    ]
+    best = report["candidates"][0]["makespan"]
+    assert [f["makespan"] == pytest.approx(best) for f in found] == [False, True, True]
+    pages = []
+    for n, other in enumerate(others):
+        CliRunner().invoke(main, ["show", "best.json", *other, "-o", f"{n}.html"])
+        pages.append(Path(f"{n}.html").read_text())
+    assert pages[0] != pages[1] == pages[2]
+
+
+def test_a_multiple_of_memory_that_nobody_knows():
+    save_costs(TableCosts(F=[1, 1], I=[1, 1], W=[1, 1], message_bytes=8), "costs.json")
+    sizes = "-p", "2", "-m", "4", "-v", "1", "--effort", "1", "--costs", "costs.json"
+    for option in ("--memory", "--frontier"):
+        assert "costs with activation_bytes" in run(*sizes, option, "1x", code=2).stderr
+
+
 def test_it_draws_the_best():
     run(*SIZE, "-o", "best.html")
     assert Path("best.html").read_text().startswith("<!DOCTYPE html>")

@@ -215,6 +215,7 @@ def test_a_profile_of_the_latest_steps_is_written(tmp_path: Path):
     assert len(profile.steps) == 3
     costs = load_costs(folder / "costs.json").table(profile.schedule.placement)
     assert min(*costs.F, *costs.I, *costs.W) > 0
+    assert min(*costs.activation_bytes, *costs.kept_bytes, *costs.static_bytes) > 0
     assert "0F " in (folder / "report.txt").read_text("utf-8")
     assert facts["step_seconds"]["predicted"] > 0
     assert json.loads((folder / "step.trace.json").read_text("utf-8"))["traceEvents"]
@@ -222,9 +223,14 @@ def test_a_profile_of_the_latest_steps_is_written(tmp_path: Path):
 
 def test_a_profile_that_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    result = train("-m", 2, *TINY, "--steps", 1, "--profile", tmp_path / "file" / "out")
-    assert result.exit_code == 2
-    assert "file/out: cannot be written: Not a directory" in result.stderr
+    for path, message in (
+        (tmp_path / "file" / "out", "file/out: cannot be written: Not a directory"),
+        (tmp_path / "file", "file: is a file; give the name of a folder"),
+    ):
+        result = train("-m", 2, *TINY, "--steps", 1, "--profile", path)
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert "step" not in result.stdout
 
 
 def test_the_summary_in_words_ends_with_the_loss():

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fullbore.errors import FullboreError
+from fullbore.errors import FormatError, FullboreError
 from fullbore.ir import Schedule
 from fullbore.sim import Costs, load_costs, parse_costs
 
@@ -21,6 +21,16 @@ def _costs(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
         return load_costs(value) if is_file else parse_costs(value)
     except FullboreError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def costs_of_plan(source: str) -> Costs | None:
+    """The costs in a plan's file; None if ``source`` is no such file."""
+    if Path(source).suffix.lower() != ".json":
+        return None
+    try:
+        return load_costs(source)
+    except FormatError:
+        return None  # a schedule alone
 
 
 def costs_option(default: str) -> Callable[[Any], Any]:

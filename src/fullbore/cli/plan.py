@@ -23,7 +23,7 @@ from fullbore.cli.plan_costs import (
     model_option,
 )
 from fullbore.cli.plan_report import facts, rows, words
-from fullbore.errors import FormatError
+from fullbore.errors import FormatError, ParameterError
 from fullbore.formats import FORMATS, save
 from fullbore.ir import Placement
 from fullbore.plan import EFFORT, Candidate, LayerCosts, Memory, Plan, Progress, save_plan
@@ -164,13 +164,19 @@ def _check(
     if joint and not isinstance(costs, LayerCosts):
         raise click.UsageError("--joint splits layers; give --layer-costs or --model")
     if limits is not None and (joint or memory is not None):
-        raise click.UsageError("--frontier has memory limits of its own, and takes no --joint")
+        other = "--joint" if joint else "--memory"
+        raise click.UsageError(f"--frontier has memory limits of its own, and takes no {other}")
     if output is None:
         return
     if limits is not None:
         frontier_ending(output)
     elif _ending(output) not in FORMATS:
-        ending_of(output)
+        try:
+            ending_of(output)
+        except ParameterError as error:
+            raise click.UsageError(
+                f"{error}; plans in {', '.join(f'.{e}' for e in FORMATS)}"
+            ) from None
 
 
 def _plan_frontier(

@@ -53,9 +53,9 @@ def words(found: Plan, costs: Costs, joint: Joint | None) -> list[str]:
     if found.memory is not None:
         lines[-1] += f" of {found.memory:g} allowed"
     if why.family is not None and why.family_idle is not None:
-        gain = why.family.length / best.length - 1
+        gain = 1 - best.length / why.family.length
         lines.append(
-            f"{gain:.2%} faster than the best family that fits, {_name(why.family)}, where a rank "
+            f"{gain:.2%} less than the best family that fits, {_name(why.family)}, where a rank "
             f"idles {_idle(why.family_idle)}"
         )
     lines += [] if joint is None else _split(joint)

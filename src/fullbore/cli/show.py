@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fullbore.cli.costs import costs_option
+from fullbore.cli.costs import costs_of_plan, costs_option
 from fullbore.cli.help import examples
 from fullbore.cli.output import echo_json, echo_picture, json_option, size_of, wants_color
 from fullbore.cli.source import Request, source_options
@@ -97,6 +97,8 @@ def show(
     _refuse(options, PICTURE_ONLY if as_text else GRID_ONLY, as_text=as_text)
     if output is not None and not as_text:
         ending_of(output)
+    if options["costs"] is None:
+        options["costs"] = costs_of_plan(schedule)
     found = request.read(schedule, options["costs"])
     if lowered and found.form is Form.COMPUTE:
         found = lower(found)

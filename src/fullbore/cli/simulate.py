@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from fullbore.cli.costs import costs_option, describe
+from fullbore.cli.costs import costs_of_plan, costs_option, describe
 from fullbore.cli.help import examples
 from fullbore.cli.output import echo_json, echo_table, json_option, size_of
 from fullbore.cli.source import Request, source_options
@@ -34,8 +34,10 @@ def simulate(
 ) -> None:
     """Say how long a schedule takes, who waits for what, and how much memory it needs.
 
-    Every action starts as soon as it can. Times are in the unit of the costs.
+    Every action starts as soon as it can. Times are in the unit of the costs. A plan's file has
+    costs of its own, which hold unless others are given.
     """
+    costs = costs_of_plan(schedule) if costs is None else costs
     found = request.read(schedule, costs)
     model = TableCosts(F=1, I=1, W=1) if costs is None else costs
     timeline = simulated(found, model)

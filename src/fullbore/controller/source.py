@@ -10,11 +10,11 @@ from typing import Any
 from fullbore.errors import ParameterError
 from fullbore.formats import FORMATS, load
 from fullbore.ir import Schedule
-from fullbore.plan import Plan
+from fullbore.plan import Plan, PlanFile
 from fullbore.runtime.sharding import lower_for
 from fullbore.schedules import build
 
-ScheduleSource = str | os.PathLike[str] | Schedule | Plan
+ScheduleSource = str | os.PathLike[str] | Schedule | Plan | PlanFile
 
 
 def count_microbatches(batch_size: int, microbatch_size: int) -> int:
@@ -72,7 +72,7 @@ def _read(
     num_microbatches: int,
     options: Mapping[str, Any],
 ) -> Schedule:
-    if isinstance(source, Plan):
+    if isinstance(source, Plan | PlanFile):
         source = source.schedule
     if isinstance(source, Schedule):
         if options:

@@ -24,6 +24,9 @@ class Memory(NamedTuple):
     def bytes(self, costs: Costs, placements: Iterable[Placement]) -> float:
         """The limit in bytes: for a relative one, of the placement that holds most. It counts
         activations; what is static comes on top. Placements that the costs do not fit are left out.
+
+        Raises:
+            ParameterError: it is relative, and the costs do not say what activations take.
         """
         if not self.relative:
             return self.amount
@@ -34,6 +37,11 @@ class Memory(NamedTuple):
             except ParameterError:
                 continue
             held = placement.sum_by_rank(table.activation_bytes)
+            if not any(held):
+                raise ParameterError(
+                    f"memory: {self.amount:g}x is a multiple of what activations take, which the "
+                    "costs do not say. Give bytes, or costs with activation_bytes"
+                )
             static = placement.sum_by_rank(table.static_bytes)
             found.append(self.amount * placement.num_ranks * max(held) + max(static))
         return max(found, default=self.amount)
@@ -51,5 +59,5 @@ def parse_memory(text: str) -> Memory:
     except ValueError:
         amount = -1.0
     if not 0 < amount < float("inf"):
-        raise ParameterError(f"{text!r}; give bytes, or 0.75x of what 1F1B holds")
+        raise ParameterError(f"{text!r}; give bytes, or 0.75x of P microbatches' activations")
     return Memory(amount, relative)

@@ -76,7 +76,7 @@ def dump_costs(costs: TableCosts) -> str:
 
 
 def read_costs(text: str) -> TableCosts:
-    """The costs in JSON text.
+    """The costs in JSON text: a document of its own, or that of a plan, which has them within.
 
     Raises:
         FormatError: it holds something else than it should.
@@ -84,6 +84,9 @@ def read_costs(text: str) -> TableCosts:
     data = decode(text)
     if not isinstance(data, dict):
         raise wrong("the document", data, "an object")
+    within = data.get("plan")
+    if isinstance(within, dict) and isinstance(within.get("costs"), dict):
+        data = within["costs"]
     version = data.pop(_VERSION_KEY, None)
     if type(version) is not int or version != VERSION:
         raise wrong(_VERSION_KEY, version, f"{VERSION}, the version of this format")

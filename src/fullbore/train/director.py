@@ -11,6 +11,7 @@ from fullbore.ir import Schedule
 from fullbore.sim import report
 from fullbore.train.checkpoint import Checkpoint, pack, save_checkpoint, unpack
 from fullbore.train.data import Text
+from fullbore.train.footprint import Footprint
 from fullbore.train.measured import write_profile
 from fullbore.train.messages import (
     Measured,
@@ -109,7 +110,7 @@ class Director:
         (profile,) = (message.profile for message in messages if message.profile is not None)
         found = self._planner.go_on(
             profile,
-            {stage: held for message in messages for stage, held in message.footprints.items()},
+            _footprints(messages),
             step=progress.step,
             stopped=lambda: self._stop is not None,
         )
@@ -126,7 +127,11 @@ class Director:
         self.progress.report = report(profile)
         if self._settings.profile is not None:
             written = write_profile(
-                profile, self.progress.report, self._settings.profile, self.progress.replan
+                profile,
+                _footprints(messages),
+                self._settings.profile,
+                report=self.progress.report,
+                replan=self.progress.replan,
             )
             self._screen.note(f"wrote {', '.join(written)} to {self._settings.profile}")
 
@@ -149,3 +154,8 @@ class Director:
         save_checkpoint(path, Checkpoint(settings.recipe, step, self._digest, model, optimizer))
         self.progress.saved_at = step
         self._screen.note(f"saved {path} after step {step}")
+
+
+def _footprints(messages: Sequence[Sounding] | Sequence[Measured]) -> dict[int, Footprint]:
+    """Of all stages."""
+    return {stage: held for message in messages for stage, held in message.footprints.items()}

@@ -17,6 +17,7 @@ from fullbore.train.data import load_text
 from fullbore.train.director import Director
 from fullbore.train.lifeline import lifeline
 from fullbore.train.link import DirectLink, Switchboard
+from fullbore.train.measured import make_folder
 from fullbore.train.membership import Membership
 from fullbore.train.messages import Outcome
 from fullbore.train.model import split_layers
@@ -104,6 +105,8 @@ def _direct(settings: Settings, checkpoint: Checkpoint | None, screen: Screen) -
     """Get ready what one process does for all: the text, the checkpoints, the screen."""
     if settings.save is not None:
         check_writable(settings.save)
+    if settings.profile is not None:
+        make_folder(settings.profile)
     text = load_text(settings.text, sequence_length=settings.recipe.size.sequence_length)
     if text.skipped:
         screen.note(f"{text.skipped} files cannot be read or hold no text; they are left out")

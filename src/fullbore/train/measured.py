@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fullbore.errors import ParameterError
 from fullbore.plan import dump_plan
 from fullbore.sim import Profile, Report, dump_costs, save_profile
-from fullbore.train.planner import Replan
+from fullbore.train.footprint import Footprint
+from fullbore.train.planner import Replan, costs_of
 from fullbore.view import Panel, render_page, render_trace, simulated
 from fullbore.view.report import render_report
 
 
 def write_profile(
-    profile: Profile, report: Report, folder: Path, replan: Replan | None = None
+    profile: Profile,
+    footprints: Mapping[int, Footprint],
+    folder: Path,
+    *,
+    report: Report,
+    replan: Replan | None = None,
 ) -> list[str]:
-    """Write the profile, the costs that it shows, a report, a trace of the last step, a page that
-    shows this step beside the prediction, and the plan if there is one. Gives the files' names.
+    """Write the profile, the costs that it shows with what the stages hold, a report, a trace of
+    the last step, a page that shows this step beside the prediction, and the plan if there is one.
+    Gives the files' names.
 
     Raises:
         ParameterError: a file cannot be written.
     """
-    costs, schedule = profile.costs(), profile.schedule
+    costs, schedule = costs_of([profile], footprints), profile.schedule
     predicted = simulated(schedule, costs, title="predicted")
     measured = Panel("measured", schedule, profile.timeline(), unit="s")
     files: dict[str, Callable[[Path], object]] = {
@@ -37,10 +45,26 @@ def write_profile(
     if replan is not None:
         text = dump_plan(replan.plan, replan.costs)
         files["plan.json"] = lambda path: path.write_text(text, "utf-8")
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, write in files.items():
             write(folder / name)
     except OSError as error:
         raise ParameterError(f"--profile {folder}: cannot be written: {error.strerror}") from error
     return list(files)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder that a profile goes to, unless it is there.
+
+    Raises:
+        ParameterError: it cannot be made, or no file in it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except FileExistsError:
+        raise ParameterError(f"--profile {folder}: is a file; give the name of a folder") from None
+    except OSError as error:
+        raise ParameterError(f"--profile {folder}: cannot be written: {error.strerror}") from error

@@ -127,6 +127,12 @@ class Sounding:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The profile of the latest steps, of all ranks, from the process of rank 0. No reply."""
+    """What the run showed. No reply.
+
+    Attributes:
+        profile: of the latest steps, of all ranks, from the process of rank 0.
+        footprints: of the stages held here, if a profile is to be written.
+    """
 
     profile: Profile | None
+    footprints: dict[int, Footprint]

@@ -85,7 +85,7 @@ class Trainer:
             if verdict.save:
                 self._link.ask(self.state())
             if verdict.outcome is not None:
-                self._link.ask(Measured(self._stages.profile()))
+                self._link.ask(self._measured())
                 return verdict.outcome
             if verdict.plan:
                 self.replan()
@@ -130,6 +130,10 @@ class Trainer:
         self._stages.follow(found)
         if self._check is not None:
             self._check.follow(found)
+
+    def _measured(self) -> Measured:
+        stages, writes = self._stages, self._settings.profile is not None
+        return Measured(stages.profile(), stages.footprints() if writes else {})
 
     def _restore(self, packed: bytes) -> None:
         state = unpack(packed)

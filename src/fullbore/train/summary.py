@@ -95,14 +95,19 @@ def _gain(progress: Progress) -> str | None:
     if found is None or now is None or found.after is found.before:
         return None
     predicted = 1 - found.predicted / found.predicted_before
-    text = f"plan: {predicted:.1%} less than {found.before.name} predicted"
+    text = f"plan: {_change(predicted)} than {found.before.name} predicted"
     if progress.settings.takes_turns:
         return f"{text}; ranks in one process take turns, so that no gain can be measured"
+    measured = _change(1 - now.measured / found.measured)
     return (
-        f"{text}, {1 - now.measured / found.measured:.1%} measured: {_ms(found.measured)} before "
+        f"{text}, {measured} measured: {_ms(found.measured)} before "
         f"({_ms(found.predicted_before)} predicted), {_ms(now.measured)} after "
         f"({_ms(found.predicted)} predicted)"
     )
+
+
+def _change(saved: float) -> str:
+    return f"{saved:.1%} less" if saved >= 0 else f"{-saved:.1%} more"
 
 
 def _plan_facts(progress: Progress, found: Replan) -> dict[str, object]:
