@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import random
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.controller.cases import MICROBATCHES, build_stage, data, make, sgd, wanted
+from tests.controller.cases import MICROBATCHES, build_stage, by_stage, data, make, sgd, wanted
 from tests.reference import WIDTH, assert_same, linear_tanh, mse
 from torch import Tensor, nn
 
@@ -180,6 +181,17 @@ def test_an_input_that_asks_for_a_gradient_is_refused(procs: Any):
         with pytest.raises(ParameterError, match="asks for a gradient, which does not come back"):
             pp.run(x.requires_grad_(), y)
         pp.run(x.detach(), y)
+
+
+def test_processes_begin_with_the_seed_of_the_script(procs: Any):
+    found = []
+    for seed in (11, 11, 12):
+        torch.manual_seed(seed)
+        with on(procs, 2, [Factory(nn.Linear, WIDTH, WIDTH)] * 2) as pp:
+            drawn = pp.each_stage(lambda _: (random.random(), torch.rand(1).item()))
+            found.append((drawn, pp.get_parameter(by_stage(0, "bias")).tolist()))
+    assert found[0] == found[1]
+    assert found[0] != found[2]
 
 
 def test_meshes_may_be_a_list(procs: Any):

@@ -34,11 +34,11 @@ class RankActor(Actor):  # type: ignore[misc] # Monarch is not typed
     """A ``Seat`` as an actor.
 
     Args:
-        rank, paths, threads: of ``Seat``.
+        rank, paths, threads, seed: of ``Seat``.
     """
 
-    def __init__(self, rank: int, paths: Sequence[str], threads: int) -> None:
-        self._seat = Seat(rank, paths, threads)
+    def __init__(self, rank: int, paths: Sequence[str], threads: int, seed: int) -> None:
+        self._seat = Seat(rank, paths, threads, seed)
 
     @endpoint  # type: ignore[untyped-decorator] # Monarch is not typed
     def ask(self, message: bytes) -> bytes:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from fullbore.controller.actor import FaultHook, RankActor
 
 # isort: split
+import torch
 from monarch.actor import Future, HostMesh, ProcMesh, this_host
 from torch import nn
 
@@ -68,6 +69,7 @@ class MonarchEngine:
         self._lost: RankLost | None = None
         self._hook = FaultHook()
         self._token = secrets.token_hex(4)
+        self._seed: int | None = None
 
     def place(self, meshes: Any) -> Sequence[Sequence[int]]:
         """A process a rank.
@@ -94,6 +96,8 @@ class MonarchEngine:
     def _start(self, builds: Sequence[Build]) -> None:
         packed = [_pack_build(build) for build in builds]
         self._builds, self._lost = builds, None
+        if self._seed is None:
+            self._seed = torch.initial_seed()
         self._hook.install(self._is_hurt)
         self._spawn()
         contacts: list[Contact] = self._everywhere("listen", bool(self._owned))
@@ -186,6 +190,7 @@ class MonarchEngine:
                     rank,
                     sys.path,
                     self._threads,
+                    self._seed,
                 )
                 self._actors.append(actor)
 

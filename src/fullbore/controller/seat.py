@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -25,10 +26,14 @@ class Seat:
         rank: of this process.
         paths: where the controller's program finds its modules.
         threads: torch threads.
+        seed: that torch's and Python's random numbers begin with; torch's own would be another one
+            in each process, and each time.
     """
 
-    def __init__(self, rank: int, paths: Sequence[str], threads: int) -> None:
+    def __init__(self, rank: int, paths: Sequence[str], threads: int, seed: int) -> None:
         sys.path += [path for path in paths if path not in sys.path]
+        random.seed(seed)
+        torch.manual_seed(seed)
         self._rank, self._threads = rank, threads
         self._meeting: Meeting | None = None
         self._transport: Transport | None = None
