@@ -13,6 +13,7 @@ from fullbore.passes import lower
 from fullbore.plan import Candidate, Plan, bounds, plan
 from fullbore.plan.anneal import Annealer
 from fullbore.plan.loops import Evaluator
+from fullbore.plan.one_by_one import one_by_one
 from fullbore.plan.points import Point, Space
 from fullbore.schedules.dispatch import NEVER
 from fullbore.sim import Costs, TableCosts, measure, simulate
@@ -179,6 +180,41 @@ def test_a_cheaper_full_backward_is_used():
     model = TableCosts(F=1, I=1, W=1, B=1.2, activation_bytes=1)
     best = small(costs=model, memory=12).best
     assert Kind.B in {action.kind for _, _, action in best.schedule.actions()}
+
+
+def test_what_is_static_counts_where_nothing_else_does():
+    model = TableCosts(F=1, I=1, W=1, message_bytes=1, static_bytes=7)
+    found = small(num_ranks=1, costs=model, memory=8, placements=[Placement.linear(1)])
+    assert {candidate.peak for candidate in found.candidates} == {(7,)}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_messages_on_their_way_leave_less_memory(placement: Placement):
+    """Whatever has room for one microbatch at a time is planned, and more memory is no worse."""
+    model = TableCosts(F=2, I=2, W=1, message_bytes=0.2, activation_bytes=4, static_bytes=3)
+    alone = one_by_one(placement, 4)
+    least = max(peak.bytes for peak in measure(alone, simulate(alone, model), model).peak)
+    lengths = []
+    for more in (0, 0.1, 0.5, 4, 8, 40):
+        found = small(
+            num_ranks=placement.num_ranks,
+            num_microbatches=4,
+            costs=model,
+            memory=least + more,
+            placements=[placement],
+        )
+        right(found, model)
+        lengths.append(found.best.length)
+    assert lengths[0] <= simulate(alone, model).makespan
+    assert lengths == sorted(lengths, reverse=True)
+    with pytest.raises(ParameterError, match=r"needs|no schedule that fits"):
+        small(
+            num_ranks=placement.num_ranks,
+            num_microbatches=4,
+            costs=model,
+            memory=least - 0.1,
+            placements=[placement],
+        )
 
 
 def test_the_bound_ends_the_search():

@@ -95,11 +95,13 @@ def judge(
     table = costs.table(schedule.placement)
     timeline = simulate(schedule, costs)
     makespan, span, busiest = timeline.makespan, timeline.span, max(timeline.busy)
-    peak = most_held(schedule, table)
+    peak, own = most_held(schedule, table), schedule.placement.sum_by_rank(table.static_bytes)
     if any(table.message_bytes) or any(action.parts for _, _, action in schedule.actions()):
         levels = memory_over_time(schedule, timeline, costs)
-        peak = tuple(max((level.bytes for level in found), default=0.0) for found in levels)
-    own = schedule.placement.sum_by_rank(table.static_bytes)
+        peak = tuple(
+            max((level.bytes for level in found), default=static)
+            for static, found in zip(own, levels, strict=True)
+        )
     over = tuple(map(excess, peak, own, capacity))
     candidate = Candidate(
         schedule=schedule,

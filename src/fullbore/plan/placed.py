@@ -15,6 +15,7 @@ from fullbore.plan.bounds import bounds
 from fullbore.plan.candidate import Candidate, judge
 from fullbore.plan.instance import Instance, make_instance
 from fullbore.plan.loops import Evaluator
+from fullbore.plan.one_by_one import one_by_one
 from fullbore.plan.points import stretched
 from fullbore.schedules import FAMILIES, Family
 from fullbore.schedules.costs import stage_costs
@@ -25,6 +26,7 @@ from fullbore.sim import Costs
 _MET = 1 + 1e-6  # a bound is met up to rounding
 _QUICK = 8_000  # actions that take no time to build and judge
 _ROUNDS = 3  # of P microbatches: as many as show how a family goes on
+_TIGHTER = 8  # times that memory is taken away at once for what is on its way
 _LONG = 8  # rounds; from here on due dates are sought with fewer microbatches
 
 
@@ -67,6 +69,7 @@ class Placed:
         self.families: list[Candidate] = []
         self.planned: Candidate | None = None
         self._waiting: list[Family] = []
+        self._offered: Family | None = None  # whose order the search begins with
         self._bases: list[list[float]] = []
         self._searched = self.of if self.quick else _cut(self.of, _LONG)
         self._is_whole = self._searched is self.of
@@ -129,6 +132,7 @@ class Placed:
                 fitting.append((length, family))
         self._waiting = [family for _, family in sorted(fitting, key=itemgetter(0))]
         for family in self._waiting[:1]:
+            self._offered = family
             schedule = self._build(family, self._searched)
             self._judged = self.annealer.offer(order_of(schedule)) if schedule else inf
         if not fitting:
@@ -146,38 +150,63 @@ class Placed:
         """Judge the most promising family that has not been; whether there was one."""
         if not self._waiting:
             return False
-        schedule = self._build(self._waiting.pop(0), self.of)
+        family = self._waiting.pop(0)
+        schedule = self._build(family, self.of)
         assert schedule is not None
         candidate, over = self._judge(schedule)
         self.families += [] if any(over) else [candidate]
+        if any(over) and family is self._offered:
+            self._judged = inf  # it does not count, so that the search has to be settled
         return True
 
     def settle(self) -> None:
         """Judge the best order so far, or a family if that is the best. Where what is on its way
-        between ranks makes it overrun the memory, begin anew with as much less."""
-        plain = self._found()
-        if plain is not None:
-            self._settle(plain)
+        between ranks makes it overrun the memory, begin anew with as much less. Where nothing else
+        fits, one microbatch at a time may."""
+        for _ in range(_TIGHTER):
+            plain = self._found()
+            if plain is None or self._settle(plain):
+                break
+            self.annealer.begin()
+            if self.candidates and not self.quick:
+                break
         # With fewer microbatches they cannot be compared.
         needed = not self._is_whole and not self.families
         while (needed or not self.candidates) and self.judge_family():
             needed = False
+        if not self.candidates:
+            candidate, over = self._judge(one_by_one(self.of.placement, self.of.num_microbatches))
+            self.planned = None if any(over) else candidate
 
-    def _settle(self, plain: Schedule) -> None:
+    def _settle(self, plain: Schedule) -> bool:
+        """Judge an order; False if it is not kept, and the search begins anew with less memory."""
         schedules = [plain, *([MergeBackward().apply(plain)] if self._is_merged else [])]
         judged = [self._judge(schedule) for schedule in schedules]
         fitting = [candidate for candidate, over in judged if not any(over)]
         best = min(fitting, key=lambda candidate: candidate.length, default=None)
         if best is None:
-            room = zip(self._searched.capacity, judged[0][1], strict=True)
-            self._begin_search(tuple(capacity - more for capacity, more in room))
-        elif self.planned is None or best.length < self.planned.length:
+            return not self._tighten(judged[0][1])
+        if self.planned is None or best.length < self.planned.length:
             self.planned = best
+        return True
+
+    def _tighten(self, over: tuple[float, ...]) -> bool:
+        """Begin anew with so much less memory, but with room for a microbatch of each stage;
+        whether there is any to take away."""
+        least = self.of.placement.sum_by_rank(self.of.held)
+        had = self._searched.capacity
+        left = tuple(
+            max(room - more, one) for room, more, one in zip(had, over, least, strict=True)
+        )
+        if left == had:
+            return False
+        self._begin_search(left)
+        return True
 
     def _found(self) -> Schedule | None:
         """The best order that has not been judged yet."""
         search = self.annealer
-        if search.order is None or search.length >= self._judged:
+        if search.order is None or search.length >= min(self._judged, NEVER):
             return None
         self._judged = search.length
         if self._is_whole:

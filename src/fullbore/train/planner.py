@@ -13,6 +13,7 @@ from fullbore.errors import ParameterError
 from fullbore.ir import Action, Form, Kind, Program, Schedule, fuse
 from fullbore.passes import SplitBackward
 from fullbore.plan import Plan
+from fullbore.plan.one_by_one import one_by_one
 from fullbore.sim import Profile, TableCosts, measure, report, simulate
 from fullbore.train.footprint import Footprint
 from fullbore.train.order import best_order, with_sends
@@ -201,12 +202,6 @@ def costs_of(profiles: Sequence[Profile], footprints: Mapping[int, Footprint]) -
 
 def least_memory(schedule: Schedule, costs: TableCosts) -> float:
     """What a rank must be able to hold: one microbatch at a time goes down all stages and back."""
-    stages = range(schedule.num_stages)
-    programs: list[list[Action]] = [[] for _ in range(schedule.num_ranks)]
-    for m in range(schedule.num_microbatches):
-        for kind, order in ((Kind.F, stages), (Kind.B, reversed(stages))):
-            for stage in order:
-                programs[schedule.placement.ranks[stage]].append(Action(stage, kind, m))
-    alone = replace(schedule, programs=tuple(map(tuple, programs)), form=Form.COMPUTE)
+    alone = one_by_one(schedule.placement, schedule.num_microbatches)
     peaks = measure(alone, simulate(alone, costs), costs).peak
     return max(peak.bytes for peak in peaks)
