@@ -9,7 +9,7 @@ import pytest
 import fullbore as fb
 from fullbore.errors import FormatError, InvalidSchedule, ParameterError
 from fullbore.train.membership import Membership
-from fullbore.train.settings import ModelSize, Recipe, Settings
+from fullbore.train.settings import ModelSize, Planning, Recipe, Settings
 from fullbore.train.source import find_recipe, find_schedule
 
 GIVEN = {"ranks": None, "stages_per_rank": None, "microbatches": None}
@@ -85,6 +85,19 @@ def test_sizes_are_positive(name: str):
 def test_heads_share_the_width_evenly():
     with pytest.raises(ParameterError, match="--width must be a multiple of --heads; got 10 and 4"):
         ModelSize(width=10)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"after": 0}, "--plan-after must be at least 1; got 0"),
+        ({"deadline": 0.0}, "--plan-deadline must be more than 0 seconds; got 0"),
+        ({"deadline": math.nan}, "--plan-deadline must be more than 0 seconds; got nan"),
+    ],
+)
+def test_planning_takes_steps_and_time(wrong: dict, message: str):
+    with pytest.raises(ParameterError, match=message):
+        Planning(**wrong)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])

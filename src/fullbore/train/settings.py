@@ -76,11 +76,21 @@ class Planning:
             full backward takes, or its two halves, as many again are measured with these.
         memory: what a rank may hold in all; None: any amount.
         deadline: seconds to plan for.
+
+    Raises:
+        ParameterError: there is no step to measure, or no time to plan.
     """
 
     after: int = 8
     memory: Memory | None = None
     deadline: float = 10.0
+
+    def __post_init__(self) -> None:
+        _at_least_one("plan_after", self.after)
+        if not self.deadline > 0:
+            raise ParameterError(
+                f"--plan-deadline must be more than 0 seconds; got {self.deadline}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
