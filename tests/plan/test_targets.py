@@ -31,7 +31,6 @@ def test_bubble_rates(row: tuple[int, int, str, int, float, float, float], seed:
         memory=memory * ranks * HELD,
         stages_per_rank=(count,),
         shapes=(shape,),
-        effort=3,
         seed=seed,
     )
     reached = round(found.best.makespan_bubble_rate, 4)

@@ -19,7 +19,7 @@ _SWAPPED = 8_000  # orders of more actions gain little: each move costs as much 
 _RECORDS = 8  # how many of the best points are kept
 _CHAINS, _CHAIN = 8, 400  # how many chains a level has at most, and how long they should be
 _AGAIN = 20  # how many rules are tried on the best order's own starts
-_WARM = 0.003  # how much worse a step may be at first, as a part of the best; or by an action
+_WARM = 0.003  # how much worse a step may be at first, as a part of the best; a move, an action
 _PIECES, _MOVES = 6, 4  # of moves; how many a level makes in place of one evaluation
 
 
@@ -147,7 +147,7 @@ class Annealer:
         yield from self._anneal(count, *min(found, key=itemgetter(0)))
 
     def _anneal(self, count: int, length: float, point: Point) -> Iterator[float]:
-        warm = self._warm(length)
+        warm = _WARM * length
         for number in range(count):
             tolerance = warm * (1 - number / count) ** 2 * self._random.random() ** 2
             other = self._space.neighbour(point)
@@ -157,9 +157,6 @@ class Annealer:
             yield (number + 1) / count
             if self.done:
                 return
-
-    def _warm(self, length: float) -> float:
-        return max(_WARM * length, self._mean)
 
     def _try(self, point: Point) -> float:
         length = self.evaluate(point)
@@ -184,7 +181,7 @@ class Annealer:
                 order,
                 length=self.length,
                 moves=_MOVES * count // pieces,
-                tolerance=self._warm(self.length) * (1 - piece / pieces),
+                tolerance=max(_WARM * self.length, self._mean) * (1 - piece / pieces),
                 seed=int(self._random.random() * 2**31),
             )
             self.evaluations += _MOVES * count // pieces
