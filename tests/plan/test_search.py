@@ -182,6 +182,19 @@ def test_a_cheaper_full_backward_is_used():
     assert Kind.B in {action.kind for _, _, action in best.schedule.actions()}
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_limit_that_no_float_hits_is_met(placement: Placement):
+    """0.1 + 0.2 is above 0.3."""
+    held = [0.0] * placement.num_stages
+    for rank in range(placement.num_ranks):
+        held[placement.stages_of(rank)[0]] = 0.2
+    static = [size / 2 for size in held]
+    model = TableCosts(F=2, I=2, W=1, activation_bytes=held, static_bytes=static)
+    found = small(num_ranks=placement.num_ranks, costs=model, memory=0.3, placements=[placement])
+    right(found, model)
+    assert max(found.best.peak) > 0.3
+
+
 def test_what_is_static_counts_where_nothing_else_does():
     model = TableCosts(F=1, I=1, W=1, message_bytes=1, static_bytes=7)
     found = small(num_ranks=1, costs=model, memory=8, placements=[Placement.linear(1)])

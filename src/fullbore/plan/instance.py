@@ -12,6 +12,8 @@ from fullbore.ir import Placement
 from fullbore.schedules.family import MOST_FORWARDS
 from fullbore.sim import Costs, Table
 
+_EXACT = 1 + 1e-9  # sums of what does not fit a float exactly may be as much above the limit
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:
@@ -142,10 +144,10 @@ def _capacity(
         stages = placement.stages_of(rank)
         static = sum(table.static_bytes[s] for s in stages)
         least = sum(held[s] for s in stages)
-        if not limit >= static + least:
+        if not limit * _EXACT >= static + least:
             raise ParameterError(
                 f"memory: rank {rank} needs {static + least:g} at least, for one microbatch of "
                 f"each of its stages; got {limit:g}. Allow more, or hold less"
             )
-        found.append(limit - static)
+        found.append(max(limit - static, least))
     return tuple(found)

@@ -14,6 +14,8 @@ from fullbore.ir import Placement
 if TYPE_CHECKING:
     from fullbore.sim import Costs, Table
 
+_EXACT = 1 + 1e-9  # sums of what does not fit a float exactly may be as much above the limit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
@@ -115,15 +117,17 @@ def _within(
     placement: Placement, costs: StageCosts, static_bytes: Sequence[float], memory: float
 ) -> StageCosts:
     static = placement.sum_by_rank(static_bytes)
+    capacity = []
     for rank, own in enumerate(static):
         stages = placement.stages_of(rank)
-        least = own + sum(costs.held[s] for s in stages) + costs.reserve(stages)
-        if not memory >= least:
+        least = sum(costs.held[s] for s in stages) + costs.reserve(stages)
+        if not memory * _EXACT >= own + least:
             raise ParameterError(
-                f"memory: rank {rank} needs {least:g} at least, for one microbatch of each of its "
-                f"stages; got {memory:g}. Allow more, or hold less"
+                f"memory: rank {rank} needs {own + least:g} at least, for one microbatch of each "
+                f"of its stages; got {memory:g}. Allow more, or hold less"
             )
-    return replace(costs, capacity=tuple(memory - own for own in static))
+        capacity.append(max(memory - own, least))
+    return replace(costs, capacity=tuple(capacity))
 
 
 def limited(placement: Placement, costs: StageCosts, limit: int | None) -> StageCosts:
