@@ -188,6 +188,29 @@ def test_a_step_that_failed_leaves_its_traces():
     assert all(torch.equal(value, wanted[name]) for name, value in found.items())
 
 
+@pytest.mark.parametrize("lost_in", ["optimizer_step", "activations"])
+def test_an_evaluation_that_draws_random_numbers_is_made_again(lost_in: str):
+    def train(engine: Unreliable, *, loses: bool) -> Any:
+        torch.manual_seed(3)
+        with make(2, stages(), engine=engine, recover=True, optimizers=sgd) as pp:
+            for step in range(3):
+                pp.watch(0)
+                pp.zero_grad()
+                pp.run(*data(step))
+                pp.eval(*data(9), keep_mode=True)
+                if step == 1 and loses:
+                    engine.lose(lost_in)
+                seen = torch.cat(pp.activations(0))
+                pp.step()
+                yield seen
+            yield from pp.state_dict().values()
+
+    torch.manual_seed(3)
+    found = list(train(Unreliable(), loses=True))
+    wanted = list(train(Unreliable(), loses=False))
+    assert all(map(torch.equal, found, wanted))
+
+
 def test_a_checkpoint_that_is_gone_is_not_needed_again(tmp_path: Path):
     def train(engine: Unreliable, path: Path) -> Any:
         torch.manual_seed(3)

@@ -261,8 +261,8 @@ class PipelineParallelism(Dispatching):
         return_outputs: bool,
     ) -> StepOutput:
         requests = self._requests(batch, options, return_outputs=return_outputs)
-        send = self._session.change_each if method == "train" else self._session.ask_each
-        return self._keep(send(method, requests), requests)
+        # An evaluation changes something, too: it may draw random numbers, and is what is watched.
+        return self._keep(self._session.change_each(method, requests), requests)
 
     def _configure(self, makers: MakeOptimizer | Sequence[MakeOptimizer]) -> None:
         count = len(self.stages)

@@ -17,8 +17,8 @@ _SETUP = ("configure_optimizers", "watch")
 """Requests that must have been made before a state can be restored; the last of each counts."""
 
 _ONCE = ("load_checkpoint", "evaluate")
-"""Requests after which a state is held before the next step: made again later, they may have
-another outcome, or they draw random numbers although they change nothing else."""
+"""Requests after which a state is held before the next step: made again later, one may have
+another outcome, and the other is nothing to keep the batches of for long."""
 
 
 def make_recovery(recover: bool | int, engine: Engine) -> Recovery | None:  # noqa: FBT001 - the user's argument

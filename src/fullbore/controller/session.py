@@ -66,10 +66,6 @@ class Session:
         """A request with arguments for each process; it changes what they hold."""
         return self._request(method, arguments, changes=True)
 
-    def ask_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """A request with arguments for each process; nothing changes by it."""
-        return self._request(method, arguments, changes=False)
-
     def ask_one(self, process: int, method: str, *args: Any) -> Any:
         """A request to one process alone, which no other has a part in. It cannot be recovered."""
         self.start()
