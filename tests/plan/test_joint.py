@@ -1,5 +1,6 @@
 """Partition and schedule together."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -52,3 +53,13 @@ def test_nonsense():
         joint(COSTS, splits=0, **SIZE)
     with pytest.raises(ParameterError, match="no placement can be"):
         joint(COSTS, memory=3, **SIZE)
+
+
+@pytest.mark.parametrize("seed", [19, 251])
+def test_nobody_is_worse_off_than_with_the_split_by_number(seed: int):
+    random = Random(seed)
+    sizes = [[random.choice([0, 1, 2, 3.3, 10]) for _ in range(7)] for _ in range(9)]
+    model = tuple(Layer(F=f, I=i, W=w, held=h, message=m) for f, i, w, h, m, _, _ in sizes)
+    found = joint(LayerCosts(layers=model, latency=1, bandwidth=2), splits=2, **SIZE)
+    assert found.even is not None
+    assert found.plan.best.makespan <= found.even.makespan * (1 + 1e-9)

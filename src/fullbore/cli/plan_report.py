@@ -124,8 +124,9 @@ def _split(joint: Joint) -> list[str]:
     alike = f"split by number {max(even.load):g}"
     if joint.even is None:
         return [*lines, f"{alike}, for which nothing that fits was found"]
-    longer = joint.even.length / best.length - 1
-    return [*lines, f"{alike}, and the step would take {joint.even.length:g}, {longer:.1%} longer"]
+    longer = joint.even.length / best.length - 1 if best.length else 0.0
+    told = f"{longer:.1%} longer" if longer >= 0 else f"{-longer:.1%} shorter; try --joint"
+    return [*lines, f"{alike}, and the step would take {joint.even.length:g}, {told}"]
 
 
 def _why(found: Reasons) -> dict[str, object]:

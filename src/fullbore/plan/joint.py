@@ -127,8 +127,8 @@ def _choose(
 
 
 def _splits(costs: LayerCosts, placement: Placement, count: int) -> list[Partition]:
-    """The best by time first, then what is near it, and what leaves memory for more microbatches
-    or fewer."""
+    """The best by time first, then that by number, which nobody should be worse off than, then what
+    is near the best, and what leaves memory for more microbatches or fewer."""
     found = [costs.split(placement), costs.even(placement)]
     for in_flight in (placement.num_ranks, 1):
         found += near_best(
@@ -136,8 +136,9 @@ def _splits(costs: LayerCosts, placement: Placement, count: int) -> list[Partiti
         )
     known = {split.stages: split for split in reversed(found)}
     unique = [split for split in found if known.pop(split.stages, None) is not None]
-    first, rest = unique[0], sorted(unique[1:], key=lambda split: max(split.load))
-    return [first, *rest][:count]
+    first = [split for split in unique if split.stages in (found[0].stages, found[1].stages)]
+    rest = [split for split in unique if split not in first]
+    return [*first, *sorted(rest, key=lambda split: max(split.load))][:count]
 
 
 def _length(costs: LayerCosts, split: Partition, **task: Any) -> float:
