@@ -1,6 +1,6 @@
 """How well measured costs predict the step time of every schedule.
 
-    python -m bench.prediction [--runs 7] [--steps 5] [--families zbv_zero_bubble ...]
+    python -m bench.prediction [--runs 9] [--steps 5] [--families zbv_zero_bubble ...]
 
 Trains the demo's model on two processes of one thread each, all families by turns: one run is some
 steps of one family, and the first of them, which finds cold caches, is left out. The costs that a
@@ -136,7 +136,7 @@ def measure(names: Sequence[str], *args: int) -> list[dict[str, tuple[Profile, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--families", nargs="+", choices=list(DONORS), default=list(DONORS))
-    parser.add_argument("--runs", type=int, default=7, help="of each family, and one to warm up")
+    parser.add_argument("--runs", type=int, default=9, help="of each family, and one to warm up")
     parser.add_argument("--steps", type=int, default=5, help="of a run; the first is left out")
     parser.add_argument("--tries", type=int, default=20, help="of a run that others disturb")
     given = parser.parse_args()
