@@ -42,6 +42,20 @@ def format_option(default: str) -> Callable[[Any], Any]:
     )
 
 
+def check_folder(path: str) -> None:
+    """Make sure that a file can be written where ``path`` says, before much work is done for it.
+
+    Raises:
+        FormatError: its folder is none, or nothing can be written to it.
+    """
+    folder = Path(path).parent
+    if Path(path).is_dir():
+        raise FormatError("cannot be written: it is a folder", file=path)
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        why = "cannot be written to" if folder.is_dir() else "is no folder"
+        raise FormatError(f"cannot be written: {folder} {why}", file=path)
+
+
 def echo_json(value: object) -> None:
     """Print a value as JSON."""
     click.echo(json.dumps(value, indent=2))

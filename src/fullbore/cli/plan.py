@@ -14,7 +14,7 @@ from fullbore.cli import plan_frontier
 from fullbore.cli.costs import costs_option
 from fullbore.cli.help import examples
 from fullbore.cli.limits import counts, memory_limit
-from fullbore.cli.output import echo_json, echo_table, json_option
+from fullbore.cli.output import check_folder, echo_json, echo_table, json_option
 from fullbore.cli.plan_costs import (
     activations_option,
     chosen_costs,
@@ -168,6 +168,7 @@ def _check(
         raise click.UsageError(f"--frontier has memory limits of its own, and takes no {other}")
     if output is None:
         return
+    check_folder(output)
     if limits is not None:
         frontier_ending(output)
     elif _ending(output) not in FORMATS:
