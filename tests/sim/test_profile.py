@@ -89,6 +89,14 @@ def test_taking_in_a_message_is_part_of_what_it_is_for(name: str):
     assert found.makespan == pytest.approx(measured.step_times()[0])
 
 
+def test_turning_to_the_next_action_is_part_of_the_one_before():
+    good = profile("interleaved_1f1b")
+    slow = [[s._replace(after=0.25) for s in rank] for rank in good.steps[0]]
+    found = Profile(good.schedule, (slow,))
+    assert forwards(found) == pytest.approx([time + 0.25 for time in forwards(good)])
+    assert found.step_times() == good.step_times()[:1]
+
+
 def test_a_rank_that_begins_early_only_to_wait_makes_no_step_longer():
     good = profile("interleaved_1f1b")
     first, *others = good.steps[0][1]
@@ -148,10 +156,14 @@ def test_a_profile_is_of_all_ranks():
 
 def test_a_file_holds_all_of_it(tmp_path: Path):
     measured = profile("interleaved_zero_bubble")
+    first, *others = measured.steps[0][0]
+    rank = [first._replace(after=0.5), *others]
+    measured = Profile(measured.schedule, ((rank, measured.steps[0][1]),))
     save_profile(measured, tmp_path / "profile.json")
     found = load_profile(tmp_path / "profile.json")
+    assert found.steps[0][0][0].after == 0.5
     assert found.schedule == measured.schedule
-    assert forwards(found) == pytest.approx([1.0, 1.2, 1.1, 1.4])
+    assert forwards(found) == pytest.approx(forwards(measured))
     assert [len(rank) for rank in found.steps[0]] == [len(rank) for rank in measured.steps[0]]
 
 

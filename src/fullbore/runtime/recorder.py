@@ -91,9 +91,12 @@ class RecordingWorker(StageWorker):
         super().finish()
         seconds = self._clock.seconds
         found: dict[int, list[Sample]] = {rank: [] for rank in self._transport.ranks}
-        for rank, action, start, ready, end, size in self._marks:
-            sample = Sample(action, seconds(start), seconds(ready), seconds(end), size)
-            found[rank].append(sample)
+        starts = [seconds(start) for _, _, start, *_ in self._marks]
+        for number, (rank, action, _, ready, mark, size) in enumerate(self._marks, 1):
+            end = seconds(mark)
+            after = starts[number] - end if number < len(starts) else 0.0
+            times = starts[number - 1], seconds(ready), end
+            found[rank].append(Sample(action, *times, size, after))
         self.steps.append(found)
 
     def send_forward(self, stage: int, microbatch: int) -> None:

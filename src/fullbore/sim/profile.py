@@ -26,6 +26,7 @@ class Sample(NamedTuple):
         ready: when everything it waits for was there; ``start`` if it did not wait.
         end: when its rank was done with it.
         size: of what it sent, in bytes.
+        after: how long it took from then until its process turned to the next action.
     """
 
     action: Action
@@ -33,6 +34,7 @@ class Sample(NamedTuple):
     ready: float
     end: float
     size: int = 0
+    after: float = 0.0
 
 
 Step = Sequence[Sequence[Sample]]
@@ -73,7 +75,7 @@ class Profile:
         from one microbatch to the next, such as a first one that finds cold caches, for its share.
 
         A cost is the time that the rank was busy with an action: taking in a message that is there
-        counts, waiting for one does not. ``send`` is that of handing a message over. The latency of
+        counts, and turning to the next action; waiting does not. ``send`` is that of handing a message over. The latency of
         a link is that of the messages that somebody waited for: from the end of the send to the
         moment when its receiver had it, less the time to take it in. A kind that the schedule does
         not have costs what the others tell: B = I + W, and I = W = B / 2.
@@ -174,7 +176,7 @@ def _busy(
     found = defaultdict(list)
     for sample in chain.from_iterable(step):
         what = _what(sample)
-        found[what].append(sample.end - sample.ready + taking.get(what, 0.0))
+        found[what].append(sample.end - sample.ready + taking.get(what, 0.0) + sample.after)
     return found
 
 

@@ -80,8 +80,11 @@ def load_torch_traces(paths: Sequence[str | Path], schedule: Schedule) -> Profil
 
 
 def _row(sample: Sample) -> list[Any]:
-    times = [round(time, _DIGITS) for time in (sample.start, sample.ready, sample.end)]
-    return [str(sample.action), *times, *([sample.size] if sample.size else [])]
+    start, ready, end, after = (
+        round(time, _DIGITS) for time in (sample.start, sample.ready, sample.end, sample.after)
+    )
+    more = [sample.size, after] if after else [sample.size] if sample.size else []
+    return [str(sample.action), start, ready, end, *more]
 
 
 def _step(value: Any) -> Step:
@@ -91,12 +94,12 @@ def _step(value: Any) -> Step:
 
 
 def _sample(row: Any) -> Sample:
-    is_row = isinstance(row, list) and len(row) in (4, 5) and isinstance(row[0], str)
+    is_row = isinstance(row, list) and len(row) in (4, 5, 6) and isinstance(row[0], str)
     if not is_row or not all(
         isinstance(n, int | float) and not isinstance(n, bool) for n in row[1:]
     ):
         raise wrong(
-            "a sample", row, "[action, start, ready, end] or [action, start, ready, end, bytes]"
+            "a sample", row, "[action, start, ready, end], perhaps with bytes and time after"
         )
     return Sample(parse_action(row[0]), *row[1:])
 
