@@ -75,10 +75,11 @@ class Profile:
         from one microbatch to the next, such as a first one that finds cold caches, for its share.
 
         A cost is the time that the rank was busy with an action: taking in a message that is there
-        counts, and turning to the next action; waiting does not. ``send`` is that of handing a message over. The latency of
-        a link is that of the messages that somebody waited for: from the end of the send to the
-        moment when its receiver had it, less the time to take it in. A kind that the schedule does
-        not have costs what the others tell: B = I + W, and I = W = B / 2.
+        counts, and turning to the next action; waiting does not. ``send`` is that of handing a
+        message over. The latency of a link is that of the messages that somebody waited for: from
+        the end of the send to the moment when its receiver had it, less the time to take it in. A
+        kind that the schedule does not have costs what the others tell: B = I + W, and
+        I = W = B / 2.
 
         Args:
             skip: how many steps at the beginning to leave out, if there are more.
