@@ -19,6 +19,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 GLANCE = 0.2
 """Seconds that it takes to see whether the machine is busy."""
 
+QUIET = 0.10
+"""CPU seconds a second of other programs that are let pass."""
+
 
 def provenance() -> list[str]:
     """Lines that say on what machine, of which commit, with which command and when."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench.common import Sample, machine_seconds, provenance, ratios, table, wait_for_quiet
+from bench.common import QUIET, Sample, machine_seconds, provenance, ratios, table, wait_for_quiet
 from bench.runtime_sides import CONFIGS, RANKS, Model
 from torch import Tensor, nn
 
@@ -35,9 +35,6 @@ from fullbore.runtime import StepOutput
 from fullbore.schedules import FAMILIES
 
 WIDTH, MICROBATCHES = 8, 4
-
-QUIET = 0.10
-"""CPU seconds a second of other programs that are let pass."""
 
 
 def micros(function: Callable[[], object], actions: int) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from threading import Barrier
 from typing import Any
 
 import torch
-from bench.common import Sample, provenance, ratios, table, wait_for_quiet
+from bench.common import QUIET, Sample, provenance, ratios, table, wait_for_quiet
 
 from fullbore.errors import ParameterError
 from fullbore.ir import Placement, Schedule
@@ -44,7 +44,6 @@ from fullbore.train.settings import VOCABULARY, ModelSize
 
 RANKS = 2
 PLACEMENTS = {"vee": Placement.vee(RANKS), "loop": Placement.loop(RANKS, 2)}
-QUIET = 0.10
 MADE = " for these costs"
 
 

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from bench.common import machine_seconds, provenance, table
+from bench.common import QUIET, machine_seconds, provenance, table
 
 import fullbore as fb
 from fullbore.runtime import Pipeline, Stage, Transport
@@ -36,9 +36,6 @@ from fullbore.train.settings import VOCABULARY, ModelSize, Recipe
 SIZE = ModelSize(layers=4)
 RECIPE = Recipe(SIZE)
 RANKS, MICROBATCHES = 2, 8
-
-QUIET = 0.10
-"""CPU seconds a second of other programs that are let pass."""
 
 # Whose costs predict whom: a family with the same stages and, where it can be, the same kinds.
 DONORS = {

@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.common import Sample, provenance, ratios, table
-from bench.runtime_ranks import BOUND, QUIET, Job, Time, run_rank
+from bench.common import QUIET, Sample, provenance, ratios, table
+from bench.runtime_ranks import BOUND, Job, Time, run_rank
 from bench.runtime_sides import CONFIGS, FAMILIES, RANKS
 
 from fullbore.runtime.launch import launch

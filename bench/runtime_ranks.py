@@ -13,7 +13,7 @@ from threading import Barrier
 from typing import Any
 
 import torch.distributed as dist
-from bench.common import machine_seconds, wait_for_quiet
+from bench.common import QUIET, machine_seconds, wait_for_quiet
 from bench.runtime_memory import peak_memory
 from bench.runtime_sides import (
     CONFIGS,
@@ -31,9 +31,6 @@ from bench.runtime_sides import (
 from fullbore.runtime.transport import Transport
 
 BOUND = "local bound"
-
-QUIET = 0.10
-"""CPU seconds of other programs a second, up to which the machine counts as quiet."""
 
 STUCK = 120.0
 """Seconds after which a measurement has hung, and the rank says where and ends."""

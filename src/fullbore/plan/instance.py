@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf
 
 from fullbore.errors import ParameterError
 from fullbore.ir import Placement
+from fullbore.schedules.costs import hops
 from fullbore.schedules.family import MOST_FORWARDS
 from fullbore.sim import Costs, Table
 
@@ -96,8 +96,8 @@ def make_instance(
         W=tuple(rest),
         held=held,
         kept=tuple(map(min, held, table.kept_bytes)),
-        down=_hops(placement, table, 1),
-        up=_hops(placement, table, -1),
+        down=hops(placement, table, 1),
+        up=hops(placement, table, -1),
         capacity=_capacity(placement, table, held, memory),
     )
 
@@ -117,14 +117,6 @@ def _overlap_share(table: Table, backward: Sequence[float]) -> float:
     stages = range(len(table.F))
     blocks = ((table.block(s, t), table.F[s] + backward[t]) for s in stages for t in stages)
     return min([1.0, *(block / parts for block, parts in blocks if block is not None and parts)])
-
-
-def _hops(placement: Placement, table: Table, step: int) -> tuple[float, ...]:
-    hops = []
-    for stage, (upper, lower) in enumerate(pairwise(placement.ranks), 1):
-        latency, per_byte = table.link((upper, lower) if step > 0 else (lower, upper))
-        hops.append(latency + table.message_bytes[stage] * per_byte if upper != lower else 0.0)
-    return (*hops, 0.0)
 
 
 def _capacity(

@@ -103,8 +103,8 @@ def stage_costs(
         F=tuple(table.F),
         I=tuple(i + (table.F[s] if s in table.recompute else 0) for s, i in enumerate(table.I)),
         W=tuple(table.W),
-        down=_hops(placement, table, 1),
-        up=_hops(placement, table, -1),
+        down=hops(placement, table, 1),
+        up=hops(placement, table, -1),
         held=held,
         kept=kept,
         full=full,
@@ -143,9 +143,17 @@ def limited(placement: Placement, costs: StageCosts, limit: int | None) -> Stage
     return replace(costs, capacity=tuple(capacity))
 
 
-def _hops(placement: Placement, table: Table, step: int) -> tuple[float, ...]:
-    hops = []
+def hops(placement: Placement, table: Table, step: int) -> tuple[float, ...]:
+    """The time of a message between stages s and s+1, at index s; 0 within a rank, and for the
+    last.
+
+    Args:
+        placement: which rank holds which stage.
+        table: the costs.
+        step: 1 for messages from s to s+1, -1 for those from s+1 to s.
+    """
+    times = []
     for stage, (upper, lower) in enumerate(pairwise(placement.ranks), 1):
         latency, per_byte = table.link((upper, lower) if step > 0 else (lower, upper))
-        hops.append(latency + table.message_bytes[stage] * per_byte if upper != lower else 0.0)
-    return (*hops, 0.0)
+        times.append(latency + table.message_bytes[stage] * per_byte if upper != lower else 0.0)
+    return (*times, 0.0)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from fullbore.ir import Placement, Schedule
 from fullbore.passes import MergeBackward
 from fullbore.plan import Candidate, Plan, Progress, plan
-from fullbore.sim import TableCosts, measure, simulate
+from fullbore.plan.candidate import judge
+from fullbore.sim import TableCosts
 
 EFFORT = 6
 """More than a deadline of some seconds allows, unless the schedule is small."""
@@ -67,22 +69,12 @@ def _better(
     best: Candidate, schedules: Iterable[Schedule], costs: TableCosts, *, memory: float | None
 ) -> list[Candidate]:
     """Those of the schedules that fit and are shorter, the shortest first."""
-    limit = float("inf") if memory is None else memory * (1 + 1e-9)
+    limit = inf if memory is None else memory * (1 + 1e-9)
+    anything = (inf,) * best.placement.num_ranks
     found = []
     for schedule in schedules:
-        timeline = simulate(schedule, costs)
-        peak = tuple(peak.bytes for peak in measure(schedule, timeline, costs).peak)
-        if timeline.makespan < best.length * (1 - 1e-9) and max(peak) <= limit:
-            candidate = replace(
-                best,
-                schedule=schedule,
-                makespan=timeline.makespan,
-                span=timeline.span,
-                makespan_bubble_rate=timeline.makespan_bubble_rate,
-                span_bubble_rate=timeline.span_bubble_rate,
-                peak=peak,
-                length=timeline.makespan,
-            )
+        candidate, _ = judge(schedule, anything, costs=costs, bound=best.bound, by_span=False)
+        if candidate.length < best.length * (1 - 1e-9) and max(candidate.peak) <= limit:
             found.append(candidate)
     return sorted(found, key=lambda candidate: candidate.length)
 

@@ -184,9 +184,10 @@ def _joined(program: Program) -> list[Action]:
 def costs_of(profiles: Sequence[Profile], footprints: Mapping[int, Footprint]) -> TableCosts:
     """The costs of each stage: times as the first profile has them; halves of backwards, and whole
     ones, from one that has them for all stages."""
-    costs = profiles[0].costs()
-    for profile in profiles:
-        found, kinds = profile.costs(), {a.kind for _, _, a in profile.schedule.actions()}
+    shown = [profile.costs() for profile in profiles]
+    costs = shown[0]
+    for profile, found in zip(profiles, shown, strict=True):
+        kinds = {a.kind for _, _, a in profile.schedule.actions()}
         if Kind.W in kinds:
             costs = replace(costs, I=found.I, W=found.W)
         if Kind.B in kinds and found.B is not None:
